@@ -1,0 +1,87 @@
+"""Connectionist temporal classification (Graves et al. 2006) for encoders that shorten their input.
+
+The loss is fairseq's ``ctc``; fairseq's own takes the length of the input features for that of the encoder's output,
+which fails as soon as the encoder subsamples.
+"""
+
+# fairseq reads the types of options when it runs: no "from __future__ import annotations" here.
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from fairseq.criterions import FairseqCriterion
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.tasks import FairseqTask
+from omegaconf import II
+from torch import Tensor, nn
+
+BLANK = 0  # <s> of the dictionary, as in fairseq
+
+
+@dataclass
+class CtcCriterionConfig(FairseqDataclass):
+    """Options of the loss."""
+
+    zero_infinity: bool = field(
+        default=False, metadata={"help": "count utterances too short for their transcript as loss 0"}
+    )
+    sentence_avg: bool = II("optimization.sentence_avg")
+
+
+class CtcCriterion(FairseqCriterion):
+    """CTC loss in nats, summed over the batch. The model's output holds ``padding_mask`` (B, S) or None."""
+
+    def __init__(self, task: FairseqTask, zero_infinity: bool, sentence_avg: bool) -> None:
+        super().__init__(task)
+        self.eos_idx = task.target_dictionary.eos()
+        self.zero_infinity = zero_infinity
+        self.sentence_avg = sentence_avg
+
+    def forward(self, model: nn.Module, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
+        """Loss, its divisor (target letters, or utterances with ``--sentence-avg``), and numbers to log."""
+        net_output = model(**sample["net_input"])
+        log_probs = model.get_normalized_probs(net_output, log_probs=True).contiguous()  # (S, B, V)
+        frames = log_probs.new_full((log_probs.shape[1],), log_probs.shape[0], dtype=torch.long)
+        if net_output["padding_mask"] is not None:
+            frames = (~net_output["padding_mask"]).sum(dim=1)
+
+        target = sample["target"]
+        letters = (target != self.padding_idx) & (target != self.eos_idx)
+        with torch.backends.cudnn.flags(enabled=False):
+            loss = F.ctc_loss(
+                log_probs,
+                target.masked_select(letters),
+                frames,
+                letters.sum(dim=1),
+                blank=BLANK,
+                reduction="sum" if reduce else "none",
+                zero_infinity=self.zero_infinity,
+            )
+        sample_size = target.shape[0] if self.sentence_avg else sample["ntokens"]
+        return (
+            loss,
+            sample_size,
+            {
+                "loss": loss.detach().sum(),
+                "ntokens": sample["ntokens"],
+                "nsentences": target.shape[0],
+                "sample_size": sample_size,
+            },
+        )
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: list[dict]) -> None:
+        """Loss in bits per unit of the divisor, as fairseq logs it."""
+        loss = float(sum(log["loss"] for log in logging_outputs))
+        sample_size = float(sum(log["sample_size"] for log in logging_outputs))
+        ntokens = float(sum(log["ntokens"] for log in logging_outputs))
+        metrics.log_scalar("loss", loss / sample_size / math.log(2), sample_size, round=3)
+        if sample_size != ntokens:
+            metrics.log_scalar("nll_loss", loss / ntokens / math.log(2), ntokens, round=3)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True

@@ -1,0 +1,23 @@
+"""One clear line for a user's mistake, instead of a traceback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+
+class InputError(ValueError):
+    """Bad input: the message names the file, the line or utterance, what was found and what to do."""
+
+
+def run(main: Callable[[], int | None]) -> None:
+    """Run a script's ``main`` and exit; an :class:`InputError` or a missing file becomes one line and exit code 1."""
+    try:
+        code = main()
+    except InputError as error:
+        sys.exit(f"error: {error}")
+    except OSError as error:
+        sys.exit(f"error: {error.filename or ''}: {error.strerror or error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(code or 0)

@@ -1,0 +1,125 @@
+"""Options of the models: flat dataclasses, named as fairseq names them.
+
+Flat, because fairseq ignores ``--encoder-layers`` on the command line when the config is nested, and because a flat
+one leaves only plain values in a checkpoint. ``None`` means: as in the encoder. Annotations are evaluated here (no
+``from __future__ import annotations``, no ``int | None``): fairseq builds its command line from the types themselves.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Optional
+
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from omegaconf import II
+
+from speech_mt.modules.layers import ACTIVATIONS, LayerConfig
+from speech_mt.modules.residual import NORM_PLACEMENTS
+
+REPARAMS = ("none", "sigma")
+
+
+def option(default: object, help: str) -> object:  # noqa: A002
+    """A dataclass field with its command-line help."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class EncoderConfig(FairseqDataclass):
+    """What every model has: an encoder, and the controls of weights and depth."""
+
+    activation_fn: ChoiceEnum(list(ACTIVATIONS)) = option("relu", "activation of the feed-forward")
+    dropout: float = option(0.1, "dropout on each residual branch and the embeddings")
+    attention_dropout: float = option(0.0, "dropout on attention probabilities")
+    activation_dropout: float = option(0.0, "dropout after the feed-forward's activation")
+    encoder_embed_dim: int = option(512, "width of the encoder")
+    encoder_ffn_embed_dim: int = option(2048, "width of the encoder's feed-forward")
+    encoder_layers: int = option(6, "number of encoder layers")
+    encoder_attention_heads: int = option(8, "attention heads of an encoder layer")
+    max_source_positions: int = II("task.max_source_positions")
+    checkpoint_activations: bool = option(
+        False, "recompute each layer in the backward pass: less memory, more time"
+    )
+    norm_placement: ChoiceEnum(list(NORM_PLACEMENTS)) = option(
+        "post", "where LayerNorm stands: post, pre, deepnorm (arXiv 2203.00555) or none"
+    )
+    reparam: ChoiceEnum(list(REPARAMS)) = option(
+        "none", "sigma: W_hat = gamma / sigma(W) * W on every Linear in the layers (arXiv 2303.06296)"
+    )
+    reparam_gamma_init: ChoiceEnum(["one", "spectral"]) = option(
+        "one", "gamma starts at 1, or at sigma(W) so that nothing changes at update 0"
+    )
+    layerdrop: float = option(0.0, "probability to zero the branches of a layer, one draw a layer and forward")
+
+
+@dataclass
+class DecoderConfig(FairseqDataclass):
+    """The decoder of the encoder-decoders."""
+
+    decoder_embed_dim: Optional[int] = option(None, "width of the decoder")
+    decoder_ffn_embed_dim: Optional[int] = option(None, "width of the decoder's feed-forward")
+    decoder_layers: int = option(6, "number of decoder layers")
+    decoder_attention_heads: Optional[int] = option(None, "attention heads of a decoder layer")
+    max_target_positions: int = II("task.max_target_positions")
+    share_decoder_input_output_embed: bool = option(False, "tie the decoder's embedding and output projection")
+
+
+@dataclass
+class SpectralTransformerConfig(EncoderConfig, DecoderConfig):
+    """Text to text."""
+
+    share_all_embeddings: bool = option(
+        False, "tie the embeddings of source, target and output (needs a joined dictionary)"
+    )
+
+
+@dataclass
+class SpeechConfig(EncoderConfig):
+    """What the speech encoders add: the convolution that shortens the input."""
+
+    conv_kernel_sizes: str = option("5,5", "kernel of each convolution before the encoder")
+    conv_strides: str = option("2,2", "stride of each: their product is the subsampling factor")
+    conv_channels: int = option(1024, "channels between the convolutions (twice the output of each GLU)")
+
+
+@dataclass
+class SpectralS2TTransformerConfig(SpeechConfig, DecoderConfig):
+    """Speech to text by attention."""
+
+    ctc_weight: float = II("criterion.ctc_weight")
+
+
+@dataclass
+class SpectralCTCTransformerConfig(SpeechConfig):
+    """Speech to text by CTC."""
+
+
+def encoder_layer_config(cfg: EncoderConfig) -> LayerConfig:
+    """The layers of the encoder."""
+    return LayerConfig(
+        embed_dim=cfg.encoder_embed_dim,
+        ffn_embed_dim=cfg.encoder_ffn_embed_dim,
+        attention_heads=cfg.encoder_attention_heads,
+        encoder_layers=cfg.encoder_layers,
+        decoder_layers=getattr(cfg, "decoder_layers", 0),
+        norm_placement=str(cfg.norm_placement),
+        activation_fn=str(cfg.activation_fn),
+        dropout=cfg.dropout,
+        attention_dropout=cfg.attention_dropout,
+        activation_dropout=cfg.activation_dropout,
+        layerdrop=cfg.layerdrop,
+    )
+
+
+def decoder_layer_config(cfg: EncoderConfig) -> LayerConfig:
+    """The layers of the decoder."""
+    return replace(
+        encoder_layer_config(cfg),
+        embed_dim=decoder_dim(cfg),
+        ffn_embed_dim=cfg.decoder_ffn_embed_dim or cfg.encoder_ffn_embed_dim,
+        attention_heads=cfg.decoder_attention_heads or cfg.encoder_attention_heads,
+        encoder_dim=cfg.encoder_embed_dim,
+    )
+
+
+def decoder_dim(cfg: EncoderConfig) -> int:
+    """Width of the decoder."""
+    return cfg.decoder_embed_dim or cfg.encoder_embed_dim

@@ -1,0 +1,54 @@
+"""``spectral_ctc_transformer``: a speech encoder that scores letters or pieces frame by frame, trained with CTC."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import torch
+from fairseq.models import FairseqEncoderModel, register_model, register_model_architecture
+from fairseq.tasks import FairseqTask
+from torch import Tensor
+
+from speech_mt.models.config import SpectralCTCTransformerConfig
+from speech_mt.models.encoder import SpeechEncoder
+from speech_mt.models.spectral import FoldsForGeneration, reparametrize, set_defaults
+
+
+@register_model("spectral_ctc_transformer", dataclass=SpectralCTCTransformerConfig)
+class SpectralCTCTransformer(FoldsForGeneration, FairseqEncoderModel):
+    """Convolutions over filterbanks, a Transformer encoder, a linear layer to the dictionary (blank is index 0)."""
+
+    @classmethod
+    def build_model(cls, cfg: SpectralCTCTransformerConfig, task: FairseqTask) -> SpectralCTCTransformer:
+        """A new model for the task's features and dictionary."""
+        model = cls(SpeechEncoder(cfg, task.feature_dim, ctc_classes=len(task.target_dictionary)))
+        reparametrize(model, cfg)
+        return model
+
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor, **_: object) -> dict[str, Tensor | None]:
+        """(B, T, F) features, (B,) frames -> ``encoder_out`` (S, B, V) scores, ``padding_mask`` (B, S) or None."""
+        out = self.encoder(src_tokens, src_lengths)
+        return {
+            "encoder_out": out["ctc_logits"][0],
+            "padding_mask": next(iter(out["encoder_padding_mask"]), None),
+        }
+
+    def get_normalized_probs(
+        self, net_output: dict[str, Tensor | None], log_probs: bool, sample: dict | None = None
+    ) -> Tensor:
+        """(S, B, V) probabilities or their logarithms, float32."""
+        scores = net_output["encoder_out"].float()
+        return scores.log_softmax(-1) if log_probs else torch.softmax(scores, -1)
+
+
+@register_model_architecture("spectral_ctc_transformer", "spectral_ctc_transformer_tiny")
+def tiny(args: Namespace) -> None:
+    """4 layers of width 128: for tests and a laptop."""
+    set_defaults(
+        args,
+        encoder_embed_dim=128,
+        encoder_ffn_embed_dim=512,
+        encoder_attention_heads=4,
+        encoder_layers=4,
+        conv_channels=256,
+    )

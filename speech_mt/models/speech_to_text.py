@@ -1,0 +1,64 @@
+"""``spectral_s2t_transformer``: speech to text by attention, with an optional CTC head on the encoder."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from fairseq.models import FairseqEncoderDecoderModel, register_model, register_model_architecture
+from fairseq.models.transformer import Embedding
+from fairseq.tasks import FairseqTask
+from torch import Tensor
+
+from speech_mt.models.config import SpectralS2TTransformerConfig, decoder_dim
+from speech_mt.models.decoder import TransformerDecoder
+from speech_mt.models.encoder import SpeechEncoder
+from speech_mt.models.spectral import FoldsForGeneration, reparametrize, set_defaults
+
+
+@register_model("spectral_s2t_transformer", dataclass=SpectralS2TTransformerConfig)
+class SpectralS2TTransformer(FoldsForGeneration, FairseqEncoderDecoderModel):
+    """Convolutions over filterbanks, a Transformer encoder, a Transformer decoder."""
+
+    @classmethod
+    def build_model(cls, cfg: SpectralS2TTransformerConfig, task: FairseqTask) -> SpectralS2TTransformer:
+        """A new model for the task's features and dictionary; a CTC head if the criterion has a ``ctc_weight``."""
+        target = task.target_dictionary
+        embedding = Embedding(len(target), decoder_dim(cfg), target.pad())
+        encoder = SpeechEncoder(cfg, task.feature_dim, ctc_classes=len(target) if cfg.ctc_weight > 0 else 0)
+        model = cls(encoder, TransformerDecoder(cfg, target, embedding))
+        reparametrize(model, cfg)
+        return model
+
+    def forward(
+        self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor, **kwargs: object
+    ) -> tuple[Tensor, dict]:
+        """(B, T, F) features, (B,) frames, (B, U) target ids so far -> (B, U, V) scores and extras."""
+        encoder_out = self.encoder(src_tokens, src_lengths)
+        return self.decoder(prev_output_tokens, encoder_out=encoder_out, **kwargs)
+
+    def get_ctc_output(self, net_output: tuple[Tensor, dict], sample: dict | None = None) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the CTC head (S, B, V) and the encoder's frames (B,); asked for by the criterion."""
+        encoder_out = net_output[1]["encoder_out"]
+        log_probs = encoder_out["ctc_logits"][0].float().log_softmax(-1)
+        frames = log_probs.new_full((log_probs.shape[1],), log_probs.shape[0]).long()
+        for padding_mask in encoder_out["encoder_padding_mask"]:
+            frames = frames - padding_mask.sum(dim=1)
+        return log_probs, frames
+
+    def get_ctc_target(self, sample: dict) -> tuple[Tensor, Tensor]:
+        """The targets (B, U) and their lengths (B,), as stock fairseq takes them (end of sentence included)."""
+        return sample["target"], sample["target_lengths"]
+
+
+@register_model_architecture("spectral_s2t_transformer", "spectral_s2t_transformer_tiny")
+def tiny(args: Namespace) -> None:
+    """4L-2L of width 128: for tests and a laptop."""
+    set_defaults(
+        args,
+        encoder_embed_dim=128,
+        encoder_ffn_embed_dim=512,
+        encoder_attention_heads=4,
+        encoder_layers=4,
+        decoder_layers=2,
+        conv_channels=256,
+    )

@@ -1,0 +1,166 @@
+"""Which weights are reparametrised, and the way back.
+
+    names = sigma_reparam(model)       # every Linear (tied ones excepted); prints nothing, returns what it did
+    power_step(model)                  # once an update, after optimizer.step(); fairseq's trainer does it by itself
+    fold(model)                        # W_hat becomes the plain weight, the reparametrisation is gone
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from speech_mt.reparam.sigma import Matrix, SigmaReparam
+
+LINEAR_TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d)
+
+
+class WeightHat(nn.Module):
+    """The torch parametrization on one weight: looks its W_hat up in the owner's :class:`SigmaReparam`."""
+
+    def __init__(self, chunks: int) -> None:
+        super().__init__()
+        self.chunks = chunks
+        self.state: tuple[SigmaReparam, ...] = ()  # a tuple: the state is the owner's child, not this one's
+        self.index = 0
+
+    def forward(self, weight: Tensor) -> Tensor:
+        (state,) = self.state
+        if self.chunks == 1:
+            hat = state.weight_hat(self.index)
+        else:
+            hat = torch.cat([state.weight_hat(self.index + i) for i in range(self.chunks)])
+        return hat.view_as(weight)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        return weight
+
+
+def sigma_reparam(
+    module: nn.Module,
+    *,
+    include: str = "",
+    exclude: str | None = None,
+    embeddings: bool = False,
+    chunks: Mapping[str, int] | None = None,
+    gamma_init: str = "one",
+    learn_gamma: bool = True,
+    positive_gamma: bool = False,
+    svd: bool = False,
+) -> list[str]:
+    """Reparametrise the Linear, Conv1d and Conv2d weights in ``module``: W_hat = gamma / sigma(W) * W.
+
+    The state (one gamma a weight) belongs to the nearest element of a ModuleList above a weight, as a Transformer
+    layer is, or else to ``module`` itself, under the name ``sigma_reparam``. A weight that two modules share (tied
+    embeddings) is left alone, so that it stays tied.
+
+    Args:
+        include, exclude: regular expressions searched in the qualified name of a weight's module.
+        embeddings: also take nn.Embedding.
+        chunks: regular expression -> number of equal row blocks with a sigma and a gamma each, for fused matrices.
+        gamma_init, learn_gamma, positive_gamma, svd: see :class:`SigmaReparam`.
+
+    Returns:
+        the qualified names of the weights taken, in order.
+
+    Raises:
+        ValueError: a weight is already parametrised, or nothing matches.
+    """
+    types = (*LINEAR_TYPES, nn.Embedding) if embeddings else LINEAR_TYPES
+    tied = _shared_parameters(module)
+    taken: dict[str, list[tuple[str, nn.Module]]] = defaultdict(list)
+    for name, child in module.named_modules():
+        if not isinstance(child, types) or not re.search(include, name) or (exclude and re.search(exclude, name)):
+            continue
+        if parametrize.is_parametrized(child, "weight"):
+            raise ValueError(f"{name}.weight is already parametrised")
+        if id(child.weight) not in tied:
+            taken[_owner_name(module, name)].append((name, child))
+    if not taken:
+        raise ValueError(f"no weight of {type(module).__name__} matches include={include!r}, exclude={exclude!r}")
+
+    for owner_name, members in taken.items():
+        matrices, links = [], []
+        for name, child in members:
+            count = next((n for pattern, n in (chunks or {}).items() if re.search(pattern, name)), 1)
+            if child.weight.shape[0] % count:
+                raise ValueError(f"{name}.weight has {child.weight.shape[0]} rows, not a multiple of {count} chunks")
+            link = WeightHat(count)
+            link.index = len(matrices)
+            parametrize.register_parametrization(child, "weight", link, unsafe=True)
+            matrices += [Matrix(child.parametrizations["weight"], i, count) for i in range(count)]
+            links.append(link)
+        state = SigmaReparam(
+            matrices,
+            gamma_init=gamma_init,
+            learn_gamma=learn_gamma,
+            positive_gamma=positive_gamma,
+            svd=svd,
+        )
+        owner = module.get_submodule(owner_name)
+        owner.add_module("sigma_reparam", state)
+        state.hook(owner)
+        for link in links:
+            link.state = (state,)
+    return [f"{name}.weight" for members in taken.values() for name, _ in members]
+
+
+def _shared_parameters(module: nn.Module) -> set[int]:
+    seen: set[int] = set()
+    shared = set()
+    for _, parameter in module.named_parameters(remove_duplicate=False):
+        (shared if id(parameter) in seen else seen).add(id(parameter))
+    return shared
+
+
+def _owner_name(module: nn.Module, name: str) -> str:
+    parts = name.split(".")
+    for depth in range(len(parts) - 1, 0, -1):
+        if isinstance(module.get_submodule(".".join(parts[: depth - 1])), nn.ModuleList):
+            return ".".join(parts[:depth])
+    return ""
+
+
+def states(module: nn.Module) -> Iterator[tuple[str, SigmaReparam]]:
+    """The qualified name and state of every owner in ``module``."""
+    for name, child in module.named_modules():
+        if isinstance(child, SigmaReparam):
+            yield name.removesuffix("sigma_reparam").removesuffix("."), child
+
+
+def power_step(module: nn.Module) -> None:
+    """One power-iteration step of every reparametrised weight in ``module``: once an update."""
+    for _, state in states(module):
+        state.power_step()
+
+
+@torch.no_grad()
+def fold(module: nn.Module) -> list[str]:
+    """Replace every reparametrised weight by its W_hat, in place; the model computes what it computed in eval mode.
+
+    Returns:
+        the qualified names of the folded weights.
+    """
+    folded = []
+    for owner_name, state in list(states(module)):
+        state.eval()
+        owner = module.get_submodule(owner_name)
+        for child_name, child in owner.named_modules():
+            if _link_of(child) is not None and _link_of(child).state[0] is state:
+                parametrize.remove_parametrizations(child, "weight", leave_parametrized=True)
+                folded.append(".".join(part for part in (owner_name, child_name, "weight") if part))
+        state.remove_hooks()
+        del owner.sigma_reparam
+    return folded
+
+
+def _link_of(module: nn.Module) -> WeightHat | None:
+    if not parametrize.is_parametrized(module, "weight"):
+        return None
+    link = module.parametrizations["weight"][0]
+    return link if isinstance(link, WeightHat) else None

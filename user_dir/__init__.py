@@ -1,0 +1,28 @@
+"""What the plugin adds to fairseq: ``--user-dir user_dir``."""
+
+# isort: skip_file
+# ruff: noqa: E402, F401
+
+from speech_mt import compat
+
+compat.apply()  # fairseq on current Python and torch; first, for the rest imports fairseq
+
+# models                                                       --arch
+from speech_mt.models.text_to_text import SpectralTransformer  # spectral_transformer, _tiny
+from speech_mt.models.speech_to_text import SpectralS2TTransformer  # spectral_s2t_transformer, _tiny
+from speech_mt.models.speech_ctc import SpectralCTCTransformer  # spectral_ctc_transformer, _tiny
+
+# criterions                                                                 --criterion
+from speech_mt.criterions.monitored import (
+    LabelSmoothedCrossEntropyWithEntropy,  # label_smoothed_cross_entropy_with_entropy
+    LabelSmoothedCrossEntropyWithCtcAndEntropy,  # label_smoothed_cross_entropy_with_ctc_and_entropy
+    CtcWithEntropy,  # ctc_with_entropy
+)
+
+# tasks                                               --task
+from speech_mt.tasks.speech import SpeechManifestTask  # speech_manifest
+
+# the training log                          entropy/encoder=1.8 1.9 ...: a number a layer, an entry a kind
+from speech_mt.diagnostics import training_log
+
+training_log.install()
