@@ -31,8 +31,8 @@ from speech_mt.modules.layers import DecoderLayer, EncoderLayer
 QUANTITIES = ("entropy", "smoothing")
 KINDS = ("encoder", "decoder", "cross")
 _PREFIX = "monitor_"
-_ATTENTION = re.compile(r"(encoder|decoder)\.(?:\w+\.)*\w*layers\.(\d+)\.(?:\w+\.)*(self_attn|encoder_attn)$")
-_LAYER = re.compile(r"(encoder|decoder)\.(?:\w+\.)*\w*layers\.(\d+)$")
+_ATTENTION = re.compile(r"(encoder|decoder)\.(?:\w+\.)*(?!conv)\w*layers\.(\d+)\.(?:\w+\.)*(self_attn|encoder_attn)$")
+_LAYER = re.compile(r"(encoder|decoder)\.(?:\w+\.)*(?!conv)\w*layers\.(\d+)$")
 
 
 class Clock(nn.Module):

@@ -21,7 +21,7 @@ class SpectralCTCTransformer(FoldsForGeneration, FairseqEncoderModel):
     @classmethod
     def build_model(cls, cfg: SpectralCTCTransformerConfig, task: FairseqTask) -> SpectralCTCTransformer:
         """A new model for the task's features and dictionary."""
-        model = cls(SpeechEncoder(cfg, task.feature_dim, ctc_classes=len(task.target_dictionary)))
+        model = cls(SpeechEncoder(cfg, task.cfg.num_mel_bins, ctc_classes=len(task.target_dictionary)))
         reparametrize(model, cfg)
         return model
 

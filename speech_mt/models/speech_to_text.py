@@ -24,7 +24,7 @@ class SpectralS2TTransformer(FoldsForGeneration, FairseqEncoderDecoderModel):
         """A new model for the task's features and dictionary; a CTC head if the criterion has a ``ctc_weight``."""
         target = task.target_dictionary
         embedding = Embedding(len(target), decoder_dim(cfg), target.pad())
-        encoder = SpeechEncoder(cfg, task.feature_dim, ctc_classes=len(target) if cfg.ctc_weight > 0 else 0)
+        encoder = SpeechEncoder(cfg, task.cfg.num_mel_bins, ctc_classes=len(target) if cfg.ctc_weight > 0 else 0)
         model = cls(encoder, TransformerDecoder(cfg, target, embedding))
         reparametrize(model, cfg)
         return model

@@ -24,7 +24,13 @@ IncrementalState = dict[str, dict[str, Tensor | None]]
 _instances = itertools.count()
 
 
-def visible(key_padding_mask: Tensor | None, causal: bool, queries: int, keys: int) -> Tensor | None:
+def visible(
+    key_padding_mask: Tensor | None,
+    causal: bool,
+    queries: int,
+    keys: int,
+    device: torch.device | None = None,
+) -> Tensor | None:
     """The mask of what may be attended to, or None for everything.
 
     Args:
@@ -36,7 +42,6 @@ def visible(key_padding_mask: Tensor | None, causal: bool, queries: int, keys: i
     """
     mask = None if key_padding_mask is None else ~key_padding_mask[:, None, None, :]
     if causal and queries > 1:
-        device = None if key_padding_mask is None else key_padding_mask.device
         past = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
         mask = past if mask is None else mask & past
     return mask
@@ -123,18 +128,16 @@ class MultiheadAttention(nn.Module):
 
         queries, keys = q.shape[2], k.shape[2]
         only_causal = causal and key_padding_mask is None and queries == keys and queries > 1
-        mask = None if only_causal else visible(key_padding_mask, causal, queries, keys)
-        if mask is not None:
-            mask = mask.to(q.device)
+        mask = None if only_causal else visible(key_padding_mask, causal, queries, keys, q.device)
         dropout = self.dropout if self.training else 0.0
         out = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=only_causal)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
         if not need_weights:
             return out, None
-        mask = visible(key_padding_mask, causal, queries, keys)
+        mask = visible(key_padding_mask, causal, queries, keys, q.device)
         logits = q @ k.transpose(-2, -1) * self.scale
         if mask is not None:
-            logits = logits.masked_fill(~mask.to(q.device), -math.inf)
+            logits = logits.masked_fill(~mask, -math.inf)
         return out, torch.softmax(logits, dim=-1, dtype=torch.float32)
 
     def _keys_and_values(self, x_BSC: Tensor, incremental_state: IncrementalState | None) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,153 @@
+"""Vocabularies: characters or sentencepiece pieces, and the dictionary (``dict.txt``) that fairseq reads."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+
+import sentencepiece
+
+from speech_mt.data.stage import atomic_path
+from speech_mt.errors import InputError
+
+WORD_BOUNDARY = "|"
+UNKNOWN = "<unk>"
+FAIRSEQ_SYMBOLS = ("<s>", "<pad>", "</s>", UNKNOWN)  # fairseq adds these itself
+
+
+def characters(text: str) -> list[str]:
+    """``"two six"`` as ``["t", "w", "o", "|", "s", "i", "x"]``; any run of white space is one word boundary.
+
+    This is what fairseq's ``--post-process letter`` undoes.
+
+    Raises:
+        InputError: ``text`` holds ``|`` itself.
+    """
+    if WORD_BOUNDARY in text:
+        raise InputError(
+            f"{text!r} holds {WORD_BOUNDARY!r}, which stands for the space between words: replace it"
+        )
+    return list(WORD_BOUNDARY.join(text.split()))
+
+
+def character_counts(lines: Iterable[str]) -> Counter[str]:
+    """How often each character, and the word boundary, occurs in ``lines``."""
+    counts: Counter[str] = Counter()
+    for line in lines:
+        counts.update(characters(line))
+    return counts
+
+
+def sentencepiece_counts(lines: Iterable[str], model: sentencepiece.SentencePieceProcessor) -> Counter[str]:
+    """How often each piece of ``model`` occurs in ``lines``; those that never do are there too, with 0.
+
+    They belong in the dictionary: without the 256 bytes, byte fallback would end in ``<unk>`` after all.
+    """
+    counts: Counter[str] = Counter(dict.fromkeys(pieces(model), 0))
+    for encoded in encode(lines, model):
+        counts.update(piece for piece in encoded if piece != UNKNOWN)
+    return counts
+
+
+def write_dictionary(path: Path, counts: Mapping[str, int]) -> None:
+    """Write lines of ``symbol count``, most frequent first, equal ones by code point: same text, same file.
+
+    Raises:
+        InputError: there is no symbol, or one that fairseq could not read back.
+    """
+    if not counts:
+        raise InputError(f"{path}: the training text is empty, so there is no vocabulary to write")
+    for symbol in counts:
+        if not symbol or symbol.split() != [symbol] or symbol in FAIRSEQ_SYMBOLS:
+            raise InputError(
+                f"{path}: {symbol!r} cannot be a dictionary symbol: take it out of the training text"
+            )
+    ranked = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
+    with atomic_path(path) as temporary:
+        temporary.write_text("".join(f"{symbol} {count}\n" for symbol, count in ranked), encoding="utf-8")
+
+
+def train_sentencepiece(
+    lines: Iterable[str],
+    model_path: Path,
+    *,
+    vocab_size: int,
+    model_type: str = "bpe",
+    character_coverage: float = 1.0,
+    byte_fallback: bool = False,
+    max_lines: int = 0,
+) -> None:
+    """Learn ``vocab_size`` pieces, ``<unk>``, ``<s>`` and ``</s>`` among them: exactly so many, never fewer.
+
+    Args:
+        lines: training text only; lines over 4,192 bytes are not learned from (sentencepiece's own limit).
+        model_path: the model file to write.
+        model_type: ``bpe`` or ``unigram``.
+        character_coverage: the share of the running characters that must be spelled without ``<unk>``.
+        byte_fallback: spell what is not covered as UTF-8 bytes (256 further pieces) instead of ``<unk>``.
+        max_lines: learn from a random sample of so many lines; 0 means all.
+
+    Raises:
+        InputError: the text has too few different strings, or too many characters, for ``vocab_size`` pieces.
+    """
+    sentencepiece.set_random_generator_seed(1)  # for the sample
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            vocab_size=vocab_size,
+            model_type=model_type,
+            character_coverage=character_coverage,
+            byte_fallback=byte_fallback,
+            input_sentence_size=max_lines,
+            shuffle_input_sentence=max_lines > 0,
+            hard_vocab_limit=True,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        reason = str(error).rpartition("] ")[2].strip() or "the training text is empty"
+        raise InputError(f"sentencepiece cannot learn {vocab_size} {model_type} pieces: {reason}") from None
+    with atomic_path(model_path) as temporary:
+        temporary.write_bytes(model.getvalue())
+
+
+def load_sentencepiece(model_path: Path) -> sentencepiece.SentencePieceProcessor:
+    """Load a sentencepiece model.
+
+    Raises:
+        InputError: the file holds no such model.
+    """
+    proto = Path(model_path).read_bytes()
+    try:
+        return sentencepiece.SentencePieceProcessor(model_proto=proto)
+    except RuntimeError:
+        raise InputError(
+            f"{model_path} is not a sentencepiece model: delete it or give another file"
+        ) from None
+
+
+def pieces(model: sentencepiece.SentencePieceProcessor) -> list[str]:
+    """The pieces that text can be split into, in the model's order: no ``<unk>``, no control symbols."""
+    usable = (
+        i for i in range(len(model)) if not (model.is_control(i) or model.is_unknown(i) or model.is_unused(i))
+    )
+    return [model.id_to_piece(i) for i in usable]
+
+
+def encode(
+    lines: Iterable[str], model: sentencepiece.SentencePieceProcessor, workers: int = 1
+) -> Iterator[list[str]]:
+    """Split each line into pieces; what the model does not cover becomes ``<unk>``.
+
+    Sentencepiece itself would hand back the uncovered characters, and fairseq would read such a ``</s>`` in
+    the middle of a sentence as its end.
+    """
+    known = frozenset(pieces(model))
+    remaining = iter(lines)
+    while batch := list(islice(remaining, 10_000)):
+        for encoded in model.encode(batch, out_type=str, num_threads=workers):
+            yield [piece if piece in known else UNKNOWN for piece in encoded]

@@ -1,0 +1,156 @@
+"""The models: equal to stock fairseq where no option of ours is set, and the same function in decoding as in training."""
+
+import pytest
+import torch
+
+from speech_mt.errors import InputError
+from speech_mt.reparam import states
+
+PLACEMENTS = ["post", "pre", "deepnorm", "none"]
+
+
+def scores(model, batch):
+    return model(**batch["net_input"])[0]
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+@pytest.mark.parametrize("share", [False, True])
+def test_same_initialisation_and_function_as_stock(text_model, stock_model, text_batch, pre_norm, share):
+    ours = text_model(norm_placement="pre" if pre_norm else "post", share_all_embeddings=share)
+    stock = stock_model(pre_norm, share)
+    state, stock_state = ours.state_dict(), stock.state_dict()
+    assert set(stock_state) - set(state) == {"encoder.version", "decoder.version"}
+    assert set(state) <= set(stock_state)
+    assert all(torch.equal(state[key], stock_state[key]) for key in state)
+    real = text_batch["target"] != 1
+    torch.testing.assert_close(
+        scores(ours, text_batch)[real], scores(stock, text_batch)[real], rtol=1e-5, atol=2e-6
+    )
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("reparam", ["none", "sigma"])
+def test_decoding_step_by_step_equals_the_full_pass(text_model, text_batch, placement, reparam):
+    model = text_model(norm_placement=placement, reparam=reparam).eval()
+    previous = text_batch["net_input"]["prev_output_tokens"]
+    encoder_out = model.encoder(text_batch["net_input"]["src_tokens"])
+    full = model.decoder(previous, encoder_out)[0]
+    state = {}
+    steps = [model.decoder(previous[:, : t + 1], encoder_out, state)[0] for t in range(previous.shape[1])]
+    real = previous != 1
+    torch.testing.assert_close(torch.cat(steps, 1)[real], full[real], rtol=1e-5, atol=1e-5)
+
+
+def test_decoding_follows_reordered_beams(text_model, text_batch):
+    model = text_model().eval()
+    previous = text_batch["net_input"]["prev_output_tokens"][:2]
+    encoder_out = model.encoder(text_batch["net_input"]["src_tokens"][:2])
+    order = torch.tensor([1, 1, 0])
+    state = {}
+    for t in range(3):
+        model.decoder(previous[:, : t + 1], encoder_out, state)
+    model.decoder.reorder_incremental_state_scripting(state, order)
+    encoder_out = model.encoder.reorder_encoder_out(encoder_out, order)
+    step = model.decoder(previous[order, :4], encoder_out, state)[0]
+    full = model.decoder(previous[order, :4], encoder_out)[0][:, 3:]
+    torch.testing.assert_close(step, full, rtol=1e-5, atol=1e-5)
+
+
+def test_left_padded_target_input_is_masked(text_model, text_batch):
+    """Prefixes of different lengths may be padded on the left: padding is then visible to causality, so masked."""
+    model = text_model().eval()
+    encoder_out = model.encoder(text_batch["net_input"]["src_tokens"][:1])
+    tokens = torch.tensor([[2, 5, 6]])
+    alone = model.decoder(tokens, encoder_out)[0]
+    padded = model.decoder(torch.tensor([[1, 2, 5, 6]]), encoder_out)[0]
+    # fairseq counts positions from the first real token, so the two are the same sentence
+    torch.testing.assert_close(padded[:, 1:], alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_folding_for_generation_keeps_the_scores(text_model, text_batch, placement):
+    model = text_model(norm_placement=placement, reparam="sigma").eval()
+    before = scores(model, text_batch)
+    model.make_generation_fast_()
+    assert not list(states(model))
+    assert torch.equal(scores(model, text_batch), before)
+
+
+def test_reparam_takes_every_linear_of_the_layers_and_nothing_else(text_model):
+    model = text_model(reparam="sigma")
+    gammas = {name: state.gamma.numel() for name, state in states(model)}
+    expected = {f"encoder.layers.{i}": 6 for i in range(3)} | {f"decoder.layers.{i}": 10 for i in range(3)}
+    assert gammas == expected
+
+
+def test_set_num_updates_reaches_every_state(text_model):
+    model = text_model(reparam="sigma")
+    before = {name: state.u.clone() for name, state in states(model)}
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    model.set_num_updates(1)
+    assert all(not torch.equal(before[name], state.u) for name, state in states(model))
+
+
+@pytest.mark.parametrize("reparam", ["none", "sigma"])
+def test_activation_checkpointing_changes_no_gradient(text_model, text_batch, reparam):
+    gradients = []
+    for checkpointing in (False, True):
+        model = text_model(reparam=reparam, checkpoint_activations=checkpointing)
+        for update in (1, 2):
+            model.zero_grad()
+            model.set_num_updates(update)
+            scores(model, text_batch).square().mean().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    assert set(gradients[0]) == set(gradients[1])
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, msg=name)
+
+
+def test_attention_over_the_source_is_returned_when_asked(text_model, text_batch):
+    model = text_model().eval()
+    extra = model(**text_batch["net_input"], alignment_layer=1)[1]
+    (attention,) = extra["attn"]
+    assert attention.shape == (4, 7, 9)
+    torch.testing.assert_close(attention.sum(-1), torch.ones(4, 7))
+    assert model(**text_batch["net_input"])[1]["attn"] == [None]
+
+
+def test_sharing_needs_one_dictionary(text_model, task):
+    from fairseq.data import Dictionary
+
+    task.target_dictionary = Dictionary()
+    with pytest.raises(InputError, match="--joined-dictionary"):
+        text_model(share_all_embeddings=True)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_an_utterance_scores_the_same_alone_and_in_a_batch(ctc_model, speech_batch, placement):
+    model = ctc_model(norm_placement=placement).eval()
+    inputs = speech_batch["net_input"]
+    together = model(inputs["src_tokens"], inputs["src_lengths"])
+    alone = model(inputs["src_tokens"][1:, :41], inputs["src_lengths"][1:])
+    frames = alone["encoder_out"].shape[0]
+    assert (~together["padding_mask"]).sum(1).tolist() == [15, 11]
+    assert frames == 11
+    torch.testing.assert_close(
+        together["encoder_out"][:frames, 1], alone["encoder_out"][:, 0], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_front_end_strides_and_lengths(ctc_model):
+    model = ctc_model(conv_kernel_sizes="7", conv_strides="3")
+    out = model(torch.randn(2, 31, 80), torch.tensor([31, 30]))
+    assert out["encoder_out"].shape[0] == 11
+    assert (~out["padding_mask"]).sum(1).tolist() == [11, 10]
+
+
+def test_speech_encoder_decoder_with_a_ctc_head(s2t_model, speech_batch):
+    model = s2t_model(ctc_weight=0.3)
+    output = model(**speech_batch["net_input"])
+    assert output[0].shape == (2, 6, 44)
+    log_probs, frames = model.get_ctc_output(output, speech_batch)
+    assert log_probs.shape == (15, 2, 44)
+    assert frames.tolist() == [15, 11]
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(15, 2))
+    assert s2t_model().encoder.ctc_proj is None

@@ -1,0 +1,48 @@
+"""A stage is done once, again if it was interrupted, and never passed off as one with other settings."""
+
+import pytest
+
+from speech_mt.data.stage import atomic_path, run_stage
+from speech_mt.errors import InputError
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "deeper" / "a.txt"
+
+    def interrupted():
+        with atomic_path(path) as temporary:
+            temporary.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not list(path.parent.iterdir())
+    with atomic_path(path) as temporary:
+        temporary.write_text("whole")
+        assert not path.exists()
+    assert [found.name for found in path.parent.iterdir()] == ["a.txt"]
+    assert path.read_text() == "whole"
+
+
+def test_a_stage_runs_until_it_completes_and_then_never_again(tmp_path, capsys):
+    runs = []
+
+    def work():
+        runs.append(1)
+        if len(runs) == 1:
+            raise KeyboardInterrupt
+        return "12 lines"
+
+    with pytest.raises(KeyboardInterrupt):
+        run_stage(tmp_path, "raw", {"seed": 1}, work)
+    run_stage(tmp_path, "raw", {"seed": 1}, work)
+    run_stage(tmp_path, "raw", {"seed": 1}, work)
+    assert len(runs) == 2
+    assert capsys.readouterr().out == "raw: 12 lines\nraw: done already (12 lines)\n"
+    assert (tmp_path / ".raw.completed").exists()
+
+
+def test_other_settings_are_refused_by_name(tmp_path):
+    run_stage(tmp_path, "raw", {"seed": 1, "limits": [1, 2]}, lambda: "done")
+    with pytest.raises(InputError, match=r"limits was \[1, 2\], is now None; seed was 1, is now 2"):
+        run_stage(tmp_path, "raw", {"seed": 2}, lambda: pytest.fail("must not run"))

@@ -1,0 +1,102 @@
+"""Dictionaries are deterministic and readable by fairseq; sentencepiece gets exactly the pieces asked for."""
+
+from collections import Counter
+
+import pytest
+
+from speech_mt.data.vocabulary import (
+    FAIRSEQ_SYMBOLS,
+    UNKNOWN,
+    character_counts,
+    characters,
+    encode,
+    load_sentencepiece,
+    pieces,
+    sentencepiece_counts,
+    train_sentencepiece,
+    write_dictionary,
+)
+from speech_mt.errors import InputError
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+LINES = [f"{a} and {b}" for a in WORDS for b in WORDS]
+
+
+def test_characters_join_back_to_words():
+    assert characters(" two \u00a0 six ") == ["t", "w", "o", "|", "s", "i", "x"]
+    # fairseq's --post-process letter
+    assert " ".join(characters("two six")).replace(" ", "").replace("|", " ") == "two six"
+    with pytest.raises(InputError, match=r"'a\|b' holds '\|'"):
+        characters("a|b")
+
+
+def test_dictionary_is_ordered_by_count_then_code_point(tmp_path):
+    path = tmp_path / "dict.txt"
+    write_dictionary(path, character_counts(["ba b", "ä"]))
+    assert path.read_text(encoding="utf-8") == "b 2\na 1\n| 1\nä 1\n"
+
+
+@pytest.mark.parametrize("symbol", ["", "a b", "\u2028", *FAIRSEQ_SYMBOLS])
+def test_symbols_that_fairseq_could_not_read_back_are_refused(tmp_path, symbol):
+    with pytest.raises(InputError, match="cannot be a dictionary symbol"):
+        write_dictionary(tmp_path / "dict.txt", {"a": 1, symbol: 1})
+    with pytest.raises(InputError, match="training text is empty"):
+        write_dictionary(tmp_path / "dict.txt", {})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("model_type", "size"), [("bpe", 40), ("unigram", 28)])
+def test_vocabulary_has_exactly_the_size_asked_for(tmp_path, model_type, size):
+    path = tmp_path / "spm.model"
+    train_sentencepiece(LINES, path, vocab_size=size, model_type=model_type)
+    first = path.read_bytes()
+    model = load_sentencepiece(path)
+    assert len(model) == size
+    assert len(pieces(model)) == size - 3  # without <unk>, <s>, </s>
+    assert all(
+        model.decode(encoded) == line for encoded, line in zip(encode(LINES, model), LINES, strict=True)
+    )
+    train_sentencepiece(LINES, path, vocab_size=size, model_type=model_type)
+    assert path.read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("lines", "size", "reason"),
+    [
+        (LINES, 5000, "Vocabulary size too high"),
+        (LINES, 8, "smaller than required_chars"),
+        ([], 40, "text is empty"),
+    ],
+)
+def test_impossible_sizes_are_refused_with_the_reason(tmp_path, lines, size, reason):
+    with pytest.raises(InputError, match=rf"cannot learn {size} bpe pieces: .*{reason}"):
+        train_sentencepiece(lines, tmp_path / "spm.model", vocab_size=size)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_not_covered_becomes_one_unknown_symbol(tmp_path):
+    train_sentencepiece(LINES, tmp_path / "spm.model", vocab_size=40)
+    model = load_sentencepiece(tmp_path / "spm.model")
+    # a literal </s> must not end the sentence for fairseq: only its s is covered
+    encoded = list(encode(["one </s> ten", ""], model))
+    assert encoded[1] == []
+    assert "</s>" not in encoded[0]
+    assert Counter(encoded[0])[UNKNOWN] == 2
+
+
+def test_byte_fallback_leaves_nothing_unknown_and_its_bytes_are_in_the_dictionary(tmp_path):
+    train_sentencepiece(LINES, tmp_path / "spm.model", vocab_size=300, byte_fallback=True)
+    model = load_sentencepiece(tmp_path / "spm.model")
+    counts = sentencepiece_counts(LINES, model)
+    assert len(counts) == 297
+    assert counts["<0xC3>"] == 0
+    assert counts["▁and"] == len(LINES)
+    (encoded,) = encode(["ü"], model)
+    assert encoded == ["▁", "<0xC3>", "<0xBC>"]
+    assert set(encoded) <= counts.keys()
+
+
+def test_a_file_that_is_no_model_is_named(tmp_path):
+    (tmp_path / "spm.model").write_text("hello")
+    with pytest.raises(InputError, match=r"spm\.model is not a sentencepiece model"):
+        load_sentencepiece(tmp_path / "spm.model")
