@@ -84,9 +84,7 @@ class Monitor:
     def __init__(self, quantities: Sequence[str] = ("entropy",), interval: int = 1) -> None:
         unknown = set(quantities) - set(QUANTITIES)
         if unknown:
-            raise ValueError(
-                f"cannot monitor {', '.join(sorted(unknown))}; known are {', '.join(QUANTITIES)}"
-            )
+            raise ValueError(f"cannot monitor {', '.join(sorted(unknown))}; known are {', '.join(QUANTITIES)}")
         if interval < 1:
             raise ValueError(f"monitor interval is a number of updates, at least 1, not {interval}")
         self.quantities, self.interval = tuple(quantities), interval
@@ -126,13 +124,10 @@ class Monitor:
                 if isinstance(site.module, MultiheadAttention):
                     site.module.observer = self._observer(site)
                 else:
-                    handles.append(
-                        site.module.register_forward_pre_hook(self._stock_hook(site), with_kwargs=True)
-                    )
+                    handles.append(site.module.register_forward_pre_hook(self._stock_hook(site), with_kwargs=True))
         if "smoothing" in self.quantities:
             handles += [
-                site.module.register_forward_hook(self._layer_hook(site), with_kwargs=True)
-                for site in self._layers
+                site.module.register_forward_hook(self._layer_hook(site), with_kwargs=True) for site in self._layers
             ]
         try:
             yield

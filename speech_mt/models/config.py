@@ -35,9 +35,7 @@ class EncoderConfig(FairseqDataclass):
     encoder_layers: int = option(6, "number of encoder layers")
     encoder_attention_heads: int = option(8, "attention heads of an encoder layer")
     max_source_positions: int = II("task.max_source_positions")
-    checkpoint_activations: bool = option(
-        False, "recompute each layer in the backward pass: less memory, more time"
-    )
+    checkpoint_activations: bool = option(False, "recompute each layer in the backward pass: less memory, more time")
     norm_placement: ChoiceEnum(list(NORM_PLACEMENTS)) = option(
         "post", "where LayerNorm stands: post, pre, deepnorm (arXiv 2203.00555) or none"
     )

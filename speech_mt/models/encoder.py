@@ -84,9 +84,7 @@ class TextEncoder(TransformerEncoder):
         super().__init__(cfg, dictionary)
         self.padding_idx = embed_tokens.padding_idx
         self.embed_tokens = embed_tokens
-        self.embed_positions = PositionalEmbedding(
-            cfg.max_source_positions, cfg.encoder_embed_dim, self.padding_idx
-        )
+        self.embed_positions = PositionalEmbedding(cfg.max_source_positions, cfg.encoder_embed_dim, self.padding_idx)
 
     def forward(
         self, src_tokens: Tensor, src_lengths: Tensor | None = None, return_all_hiddens: bool = False
@@ -117,14 +115,10 @@ class SpeechEncoder(TransformerEncoder):
             kernel_sizes=[int(k) for k in cfg.conv_kernel_sizes.split(",")],
             strides=[int(s) for s in cfg.conv_strides.split(",")],
         )
-        self.embed_positions = PositionalEmbedding(
-            cfg.max_source_positions, cfg.encoder_embed_dim, self.PADDING
-        )
+        self.embed_positions = PositionalEmbedding(cfg.max_source_positions, cfg.encoder_embed_dim, self.PADDING)
         self.ctc_proj = nn.Linear(cfg.encoder_embed_dim, ctc_classes) if ctc_classes else None
 
-    def forward(
-        self, src_tokens: Tensor, src_lengths: Tensor, return_all_hiddens: bool = False
-    ) -> EncoderOut:
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor, return_all_hiddens: bool = False) -> EncoderOut:
         """(B, T, F) features and (B,) frames -> encoder output, plus ``ctc_logits`` if the encoder has them."""
         x, lengths = self.subsample(src_tokens, src_lengths)
         padding_mask = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]

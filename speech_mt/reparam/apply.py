@@ -1,8 +1,8 @@
 """Which weights are reparametrised, and the way back.
 
-    names = sigma_reparam(model)       # every Linear (tied ones excepted); prints nothing, returns what it did
-    power_step(model)                  # once an update, after optimizer.step(); fairseq's trainer does it by itself
-    fold(model)                        # W_hat becomes the plain weight, the reparametrisation is gone
+names = sigma_reparam(model)       # every Linear (tied ones excepted); prints nothing, returns what it did
+power_step(model)                  # once an update, after optimizer.step(); fairseq's trainer does it by itself
+fold(model)                        # W_hat becomes the plain weight, the reparametrisation is gone
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ which on a GPU, where each call costs time, is what counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,13 +34,13 @@ class _Normalize(torch.autograd.Function):
     """(gamma (k,), sigma (k,), u, v, k matrices) -> k matrices gamma_i / sigma_i * W_i."""
 
     @staticmethod
-    def forward(ctx, gamma: Tensor, sigma: Tensor, us: tuple, vs: tuple, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, gamma: Tensor, sigma: Tensor, us: tuple, vs: tuple, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(gamma, sigma, *us, *vs, *weights)
         ctx.set_materialize_grads(False)
         return tuple(torch._foreach_mul(weights, (gamma / sigma).unbind()))
 
     @staticmethod
-    def backward(ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         gamma, sigma, *tensors = ctx.saved_tensors
         k = len(grads)
         us, vs, weights = tensors[:k], tensors[k : 2 * k], tensors[2 * k :]
@@ -55,10 +55,7 @@ class _Normalize(torch.autograd.Function):
             inner = torch.stack([product.sum() for product in products])
         else:  # no temporary: on a CPU bytes are time
             inner = torch.stack(
-                [
-                    torch.dot(g.reshape(-1), w.reshape(-1))
-                    for g, w in zip(grads_used, weights_used, strict=True)
-                ]
+                [torch.dot(g.reshape(-1), w.reshape(-1)) for g, w in zip(grads_used, weights_used, strict=True)]
             )
         index = slice(None) if len(used) == k else used
         grad_gamma = inner / sigma[index]
@@ -67,9 +64,7 @@ class _Normalize(torch.autograd.Function):
         if gamma.is_cuda:
             scaled = torch._foreach_mul(grads_used, scale.unbind())
             lifts = torch._foreach_mul([vs[i] for i in used], rank_one.unbind())
-            grad_weights = [
-                g.addr_(lift, us[i]) for g, lift, i in zip(scaled, lifts, used, strict=True)
-            ]
+            grad_weights = [g.addr_(lift, us[i]) for g, lift, i in zip(scaled, lifts, used, strict=True)]
         else:
             grad_weights = [
                 torch.addr(g, vs[i], us[i], beta=beta, alpha=alpha)
@@ -89,13 +84,9 @@ def _index(used: list[int], like: Tensor) -> Tensor:
 
 def _differentiable_backward(gamma, us, vs, weights, grads, used) -> tuple[Tensor | None, ...]:  # noqa: ANN001
     """The same gradients through ordinary operations, so that they can be differentiated again."""
-    hats = [
-        gamma[i] / _floored(torch.dot(vs[i], weights[i] @ us[i])) * weights[i] for i in used
-    ]
+    hats = [gamma[i] / _floored(torch.dot(vs[i], weights[i] @ us[i])) * weights[i] for i in used]
     wanted = [gamma, *(weights[i] for i in used)]
-    wanted_grads = torch.autograd.grad(
-        hats, wanted, [grads[i] for i in used], create_graph=True, allow_unused=True
-    )
+    wanted_grads = torch.autograd.grad(hats, wanted, [grads[i] for i in used], create_graph=True, allow_unused=True)
     all_weights: list[Tensor | None] = [None] * len(grads)
     for i, grad in zip(used, wanted_grads[1:], strict=True):
         all_weights[i] = grad
@@ -242,9 +233,7 @@ class SigmaReparam(nn.Module):
                 sigma = self.sigma[some]
             else:  # the weights may have moved since the last power step
                 with torch.no_grad():
-                    sigma = _floored(
-                        torch.stack([v.dot(w.mv(u)) for w, u, v in zip(weights, us, vs, strict=True)])
-                    )
+                    sigma = _floored(torch.stack([v.dot(w.mv(u)) for w, u, v in zip(weights, us, vs, strict=True)]))
             hats = _Normalize.apply(self.effective_gamma()[some], sigma, us, vs, *weights)
         return [hat.to(w.dtype) for hat, w in zip(hats, raw, strict=True)]
 

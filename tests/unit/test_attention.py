@@ -112,7 +112,7 @@ def test_observer_sees_heads_before_dropout_and_changes_nothing():
     torch.manual_seed(1)
     watched, _ = attention(x)
     assert torch.equal(plain, watched)
-    (q, k, mask, causal), = seen
+    ((q, k, mask, causal),) = seen
     assert q.shape == k.shape == (2, 4, 3, 4)
     assert not q.requires_grad
     assert (mask, causal) == (None, False)

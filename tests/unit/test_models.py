@@ -1,4 +1,4 @@
-"""The models: equal to stock fairseq where no option of ours is set, and the same function in decoding as in training."""
+"""The models: stock fairseq's where no option of ours is set, and one function in training and decoding."""
 
 import pytest
 import torch
@@ -23,9 +23,7 @@ def test_same_initialisation_and_function_as_stock(text_model, stock_model, text
     assert set(state) <= set(stock_state)
     assert all(torch.equal(state[key], stock_state[key]) for key in state)
     real = text_batch["target"] != 1
-    torch.testing.assert_close(
-        scores(ours, text_batch)[real], scores(stock, text_batch)[real], rtol=1e-5, atol=2e-6
-    )
+    torch.testing.assert_close(scores(ours, text_batch)[real], scores(stock, text_batch)[real], rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -133,9 +131,7 @@ def test_an_utterance_scores_the_same_alone_and_in_a_batch(ctc_model, speech_bat
     frames = alone["encoder_out"].shape[0]
     assert (~together["padding_mask"]).sum(1).tolist() == [15, 11]
     assert frames == 11
-    torch.testing.assert_close(
-        together["encoder_out"][:frames, 1], alone["encoder_out"][:, 0], rtol=1e-4, atol=1e-5
-    )
+    torch.testing.assert_close(together["encoder_out"][:frames, 1], alone["encoder_out"][:, 0], rtol=1e-4, atol=1e-5)
 
 
 def test_front_end_strides_and_lengths(ctc_model):

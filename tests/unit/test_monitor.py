@@ -46,10 +46,14 @@ def test_stock_fairseq_is_seen_the_same(text_model, stock_model, text_batch):
         with monitor.watch(model, padding):
             model(**text_batch["net_input"])
         seen.append(monitor.statistics())
-    assert set(seen[0]) == set(seen[1]) == {
-        f"monitor_{key}"
-        for key in ("entropy_encoder", "entropy_decoder", "entropy_cross", "cosine_encoder", "cosine_decoder")
-    }
+    assert (
+        set(seen[0])
+        == set(seen[1])
+        == {
+            f"monitor_{key}"
+            for key in ("entropy_encoder", "entropy_decoder", "entropy_cross", "cosine_encoder", "cosine_decoder")
+        }
+    )
     for key, value in seen[0].items():
         torch.testing.assert_close(seen[1][key], value, rtol=1e-4, atol=1e-3, msg=key)
 

@@ -1,0 +1,30 @@
+# make demo    train, decode, score and look: about 10 minutes on two cores    (SMOKE=1: a few updates of everything)
+# make test    the tests
+# make lint    ruff
+# make install the environment alone
+# Each makes .venv if there is none. PYTHON names the interpreter to make it with: 3.11 or 3.12.
+
+VENV := .venv
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint install
+install: $(INSTALLED)
+
+# The third-party build of fairseq is checked by its SHA-256 before anything else may pull it in.
+$(INSTALLED): setup.py requirements/fairseq.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v in ((3, 11), (3, 12)) or sys.exit(f"error: $(PYTHON) is Python {v[0]}.{v[1]}; fairseq has builds for 3.11 and 3.12: make PYTHON=python3.11")'
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --require-hashes --no-deps -r requirements/fairseq.txt
+	$(VENV)/bin/pip install --quiet -e '.[demo,dev]'
+	$(VENV)/bin/python -m speech_mt.compat
+	touch $@
+
+demo: $(INSTALLED)
+	$(VENV)/bin/python examples/numbers/demo.py $(if $(SMOKE),--smoke --out runs/smoke)
+
+test: $(INSTALLED)
+	$(VENV)/bin/python -m pytest -q tests
+
+lint: $(INSTALLED)
+	$(VENV)/bin/ruff check .
