@@ -28,6 +28,7 @@ setup(
         "sentencepiece>=0.2,<0.3",
         "sacrebleu>=2.4,<3",
         "jiwer>=4,<5",
+        "rapidfuzz>=3,<4",
         "tensorboard>=2.16,<3",
         "soundfile>=0.12,<1",
         "matplotlib>=3.8,<4",

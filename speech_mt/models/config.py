@@ -13,8 +13,7 @@ from omegaconf import II
 
 from speech_mt.modules.layers import ACTIVATIONS, LayerConfig
 from speech_mt.modules.residual import NORM_PLACEMENTS
-
-REPARAMS = ("none", "sigma")
+from speech_mt.reparam import REPARAMS
 
 
 def option(default: object, help: str) -> object:  # noqa: A002
@@ -37,13 +36,24 @@ class EncoderConfig(FairseqDataclass):
     max_source_positions: int = II("task.max_source_positions")
     checkpoint_activations: bool = option(False, "recompute each layer in the backward pass: less memory, more time")
     norm_placement: ChoiceEnum(list(NORM_PLACEMENTS)) = option(
-        "post", "where LayerNorm stands: post, pre, deepnorm (arXiv 2203.00555) or none"
+        "post", "where LayerNorm stands, with the placement's own scales and initialisation"
     )
-    reparam: ChoiceEnum(list(REPARAMS)) = option(
-        "none", "sigma: W_hat = gamma / sigma(W) * W on every Linear in the layers (arXiv 2303.06296)"
+    reparam: ChoiceEnum(["none", *REPARAMS]) = option(
+        "none",
+        "every Linear weight of the layers. sigma: gamma / sigma(W) W (arXiv 2303.06296); spectral_norm: W / sigma(W) "
+        "(arXiv 1802.05957); weight_norm: g W / ||W|| a row (arXiv 1602.07868)",
     )
     reparam_gamma_init: ChoiceEnum(["one", "spectral"]) = option(
-        "one", "gamma starts at 1, or at sigma(W) so that nothing changes at update 0"
+        "one", "sigmaReparam: gamma starts at 1, or at sigma(W) so that nothing changes at update 0"
+    )
+    reparam_positive_gamma: bool = option(False, "sigmaReparam: gamma = softplus(parameter) > 0")
+    reparam_from: Optional[str] = option(
+        None, "start from this checkpoint of the same architecture without sigmaReparam, as the same function"
+    )
+    qk_norm: bool = option(False, "LayerNorm on the queries and keys of each head (arXiv 2302.05442)")
+    attention_softcap: float = option(0.0, "C: attention logits become C tanh(logits / C) (arXiv 2408.00118); 0: off")
+    qk_clip: float = option(
+        0.0, "TAU: after an update, shrink W_q and W_k of heads with logits above TAU (arXiv 2507.20534); 0: off"
     )
     layerdrop: float = option(0.0, "probability to zero the branches of a layer, one draw a layer and forward")
 
@@ -104,6 +114,9 @@ def encoder_layer_config(cfg: EncoderConfig) -> LayerConfig:
         attention_dropout=cfg.attention_dropout,
         activation_dropout=cfg.activation_dropout,
         layerdrop=cfg.layerdrop,
+        qk_norm=cfg.qk_norm,
+        attention_softcap=cfg.attention_softcap,
+        qk_clip=cfg.qk_clip,
     )
 
 

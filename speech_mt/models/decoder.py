@@ -17,7 +17,7 @@ from speech_mt.models.config import EncoderConfig, decoder_dim, decoder_layer_co
 from speech_mt.models.encoder import EncoderOut
 from speech_mt.modules.attention import IncrementalState
 from speech_mt.modules.layers import DecoderLayer
-from speech_mt.modules.residual import final_norm
+from speech_mt.modules.residual import NORM_FIRST
 
 
 class TransformerDecoder(FairseqIncrementalDecoder):
@@ -37,7 +37,7 @@ class TransformerDecoder(FairseqIncrementalDecoder):
         if cfg.checkpoint_activations:
             layers = [checkpoint_wrapper(layer) for layer in layers]
         self.layers = nn.ModuleList(layers)
-        self.layer_norm = nn.LayerNorm(dim) if final_norm(layer_cfg.norm_placement) else None
+        self.layer_norm = nn.LayerNorm(dim) if layer_cfg.norm_placement in NORM_FIRST else None
         self.output_projection = nn.Linear(dim, embed_tokens.num_embeddings, bias=False)
         if cfg.share_decoder_input_output_embed:
             self.output_projection.weight = embed_tokens.weight

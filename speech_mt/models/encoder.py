@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from speech_mt.models.config import EncoderConfig, SpeechConfig, encoder_layer_config
 from speech_mt.modules.conv_frontend import ConvFrontend
 from speech_mt.modules.layers import EncoderLayer
-from speech_mt.modules.residual import final_norm
+from speech_mt.modules.residual import NORM_FIRST
 
 EncoderOut = dict[str, list[Tensor]]
 
@@ -35,7 +35,7 @@ class TransformerEncoder(FairseqEncoder):
         if cfg.checkpoint_activations:
             layers = [checkpoint_wrapper(layer) for layer in layers]
         self.layers = nn.ModuleList(layers)
-        self.layer_norm = nn.LayerNorm(cfg.encoder_embed_dim) if final_norm(layer_cfg.norm_placement) else None
+        self.layer_norm = nn.LayerNorm(cfg.encoder_embed_dim) if layer_cfg.norm_placement in NORM_FIRST else None
 
     def encode(self, x_BSC: Tensor, padding_mask: Tensor | None, return_all_hiddens: bool = False) -> EncoderOut:
         """Run the layers.

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from speech_mt.modules.qk_clip import QKClip
+
 # (module, q_BHTD, k_BHSD, key_padding_mask_BS, causal) -> None; called under no_grad with detached tensors.
 Observer = Callable[["MultiheadAttention", Tensor, Tensor, Tensor | None, bool], None]
 IncrementalState = dict[str, dict[str, Tensor | None]]
@@ -57,6 +59,14 @@ class MultiheadAttention(nn.Module):
         dropout: on the attention probabilities.
         bias: of the four projections.
         static_kv: keys and values stay the same while decoding (cross-attention): they are projected once.
+        inner_norm: a LayerNorm before the output projection (Sub-LN, arXiv 2210.06423).
+        qk_norm: a LayerNorm without bias on the queries and keys of each head (arXiv 2302.05442).
+        softcap: logits become C tanh(logits / C) (Gemma 2, arXiv 2408.00118); 0 is off. The fused kernels cannot do
+            it, so the attention matrix is formed.
+        qk_clip: largest logit before the projections are shrunk (see :class:`QKClip`); 0 is off.
+
+    Raises:
+        ValueError: H does not divide C.
     """
 
     def __init__(
@@ -68,6 +78,10 @@ class MultiheadAttention(nn.Module):
         dropout: float = 0.0,
         bias: bool = True,
         static_kv: bool = False,
+        inner_norm: bool = False,
+        qk_norm: bool = False,
+        softcap: float = 0.0,
+        qk_clip: float = 0.0,
     ) -> None:
         super().__init__()
         if embed_dim % num_heads:
@@ -83,6 +97,11 @@ class MultiheadAttention(nn.Module):
         self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.reset_parameters(same_width=kdim is None or kdim == embed_dim)
+        self.inner_attn_ln = nn.LayerNorm(embed_dim) if inner_norm else None
+        self.q_norm = nn.LayerNorm(self.head_dim, bias=False) if qk_norm else None
+        self.k_norm = nn.LayerNorm(self.head_dim, bias=False) if qk_norm else None
+        self.softcap = softcap
+        self.qk_clip = QKClip(num_heads, qk_clip) if qk_clip else None
         self.observer: Observer | None = None
         self._state_key = f"attention.{next(_instances)}"
 
@@ -121,36 +140,61 @@ class MultiheadAttention(nn.Module):
             output (B, T, C), and the probabilities (B, H, T, S) or None.
         """
         q = self._heads(self.q_proj(query_BTC))
+        if self.q_norm is not None:
+            q = self.q_norm(q)
         k, v = self._keys_and_values(query_BTC if key_BSC is None else key_BSC, incremental_state)
         if self.observer is not None:
             with torch.no_grad():
                 self.observer(self, q.detach(), k.detach(), key_padding_mask, causal)
+        if self.qk_clip is not None and self.training:
+            self.qk_clip.observe(q, k, key_padding_mask, causal, self.scale)
 
         queries, keys = q.shape[2], k.shape[2]
         only_causal = causal and key_padding_mask is None and queries == keys and queries > 1
-        mask = None if only_causal else visible(key_padding_mask, causal, queries, keys, q.device)
+        explicit = self.softcap > 0 or need_weights
+        mask = None
+        if explicit or not only_causal:
+            mask = visible(key_padding_mask, causal, queries, keys, q.device)
+        weights = self._weights(q, k, mask) if explicit else None
         dropout = self.dropout if self.training else 0.0
-        out = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=only_causal)
-        out = self.out_proj(out.transpose(1, 2).flatten(2))
-        if not need_weights:
-            return out, None
-        mask = visible(key_padding_mask, causal, queries, keys, q.device)
+        if self.softcap > 0:
+            out = F.dropout(weights, dropout).to(v.dtype) @ v
+        else:
+            out = F.scaled_dot_product_attention(
+                q, k, v, None if only_causal else mask, dropout, is_causal=only_causal
+            )
+        out = out.transpose(1, 2).flatten(2)
+        if self.inner_attn_ln is not None:
+            out = self.inner_attn_ln(out)
+        return self.out_proj(out), weights if need_weights else None
+
+    def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+        """The attention probabilities (B, H, T, S), float32."""
         logits = q @ k.transpose(-2, -1) * self.scale
+        if self.softcap > 0:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
         if mask is not None:
             logits = logits.masked_fill(~mask, -math.inf)
-        return out, torch.softmax(logits, dim=-1, dtype=torch.float32)
+        return torch.softmax(logits, dim=-1, dtype=torch.float32)
 
     def _keys_and_values(self, x_BSC: Tensor, incremental_state: IncrementalState | None) -> tuple[Tensor, Tensor]:
-        if incremental_state is None:
-            return self._heads(self.k_proj(x_BSC)), self._heads(self.v_proj(x_BSC))
-        past = incremental_state.get(self._state_key)
+        past = None if incremental_state is None else incremental_state.get(self._state_key)
         if past is not None and self.static_kv:
             return past["k"], past["v"]
         k, v = self._heads(self.k_proj(x_BSC)), self._heads(self.v_proj(x_BSC))
+        if self.k_norm is not None:
+            k = self.k_norm(k)
+        if incremental_state is None:
+            return k, v
         if past is not None:
             k, v = torch.cat([past["k"], k], dim=2), torch.cat([past["v"], v], dim=2)
         incremental_state[self._state_key] = {"k": k, "v": v}
         return k, v
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """fairseq calls this before every micro-batch."""
+        if self.qk_clip is not None:
+            self.qk_clip.clip_(num_updates, (self.q_proj, self.k_proj))
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
         """Follow a beam search: row i becomes the old row new_order[i].

@@ -68,7 +68,7 @@ class ConvFrontend(nn.Module):
         Frames beyond an utterance's length are zeroed before each convolution, so that an utterance gives the same
         result alone and padded in a batch.
         """
-        x = x.transpose(1, 2)
+        x = x.transpose(1, 2).to(self.conv_layers[0].weight.dtype)  # fairseq-generate --fp16 leaves the input float32
         for conv in self.conv_layers:
             x = _zero_padding(x, lengths)
             x = F.glu(conv(x), dim=1)

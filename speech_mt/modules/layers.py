@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from speech_mt.modules.attention import IncrementalState, MultiheadAttention
-from speech_mt.modules.residual import ResidualNorm, deepnorm_alpha_beta, deepnorm_init_
+from speech_mt.modules.residual import ResidualNorm, init_for_depth_, residual_scale
 
 ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "swish": F.silu, "tanh": torch.tanh}
 
@@ -21,8 +21,8 @@ ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "swish": F.silu, "tanh": torch.ta
 class LayerConfig:
     """What a layer needs to know; one for all layers of a stack.
 
-    ``encoder_layers`` and ``decoder_layers`` (0: no decoder) are the depths of the whole model: DeepNorm's constants
-    depend on both.
+    ``encoder_layers`` and ``decoder_layers`` (0: no decoder) are the depths of the whole model: the scales and
+    initialisations of deep placements depend on both.
     """
 
     embed_dim: int
@@ -38,6 +38,9 @@ class LayerConfig:
     activation_dropout: float = 0.0
     layerdrop: float = 0.0
     bias: bool = True
+    qk_norm: bool = False
+    attention_softcap: float = 0.0
+    qk_clip: float = 0.0
 
 
 class _Layer(nn.Module):
@@ -47,31 +50,35 @@ class _Layer(nn.Module):
         super().__init__()
         self.cfg = cfg
         self.activation = ACTIVATIONS[cfg.activation_fn]
-        self.alpha = 1.0
-        if cfg.norm_placement == "deepnorm":
-            self.alpha, self.beta = deepnorm_alpha_beta(cfg.encoder_layers, cfg.decoder_layers, decoder)
-        self.self_attn = MultiheadAttention(
-            cfg.embed_dim, cfg.attention_heads, dropout=cfg.attention_dropout, bias=cfg.bias
-        )
+        depth = (cfg.norm_placement, cfg.encoder_layers, cfg.decoder_layers, decoder)
+        self.residual_scale = residual_scale(*depth)
+        self.self_attn = self._attention()
         self.self_attn_layer_norm = self._residual_norm()
         if decoder:
-            self.encoder_attn = MultiheadAttention(
-                cfg.embed_dim,
-                cfg.attention_heads,
-                kdim=cfg.encoder_dim,
-                dropout=cfg.attention_dropout,
-                bias=cfg.bias,
-                static_kv=True,
-            )
+            self.encoder_attn = self._attention(kdim=cfg.encoder_dim, static_kv=True)
             self.encoder_attn_layer_norm = self._residual_norm()
         self.fc1 = nn.Linear(cfg.embed_dim, cfg.ffn_embed_dim, bias=cfg.bias)
         self.fc2 = nn.Linear(cfg.ffn_embed_dim, cfg.embed_dim, bias=cfg.bias)
+        self.ffn_layernorm = nn.LayerNorm(cfg.ffn_embed_dim) if cfg.norm_placement == "subln" else None
         self.final_layer_norm = self._residual_norm()
-        if cfg.norm_placement == "deepnorm":
-            deepnorm_init_(self, self.beta)
+        init_for_depth_(self, *depth)
+
+    def _attention(self, **options: object) -> MultiheadAttention:
+        cfg = self.cfg
+        return MultiheadAttention(
+            cfg.embed_dim,
+            cfg.attention_heads,
+            dropout=cfg.attention_dropout,
+            bias=cfg.bias,
+            inner_norm=cfg.norm_placement == "subln" and not options.get("static_kv"),
+            qk_norm=cfg.qk_norm,
+            softcap=cfg.attention_softcap,
+            qk_clip=cfg.qk_clip,
+            **options,
+        )
 
     def _residual_norm(self) -> ResidualNorm:
-        return ResidualNorm(self.cfg.embed_dim, self.cfg.norm_placement, self.alpha)
+        return ResidualNorm(self.cfg.embed_dim, self.cfg.norm_placement, self.residual_scale)
 
     def _dropout(self, branch: Tensor) -> Tensor:
         return F.dropout(branch, self.cfg.dropout, self.training)
@@ -89,6 +96,8 @@ class _Layer(nn.Module):
     def _feed_forward(self, x: Tensor, keep: float) -> Tensor:
         hidden = self.activation(self.fc1(self.final_layer_norm.before(x)))
         hidden = F.dropout(hidden, self.cfg.activation_dropout, self.training)
+        if self.ffn_layernorm is not None:
+            hidden = self.ffn_layernorm(hidden)
         return self._join(self.final_layer_norm, x, self.fc2(hidden), keep)
 
 

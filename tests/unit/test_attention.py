@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from speech_mt.errors import InputError
 from speech_mt.modules.attention import MultiheadAttention, visible
 from speech_mt.reparam import sigma_reparam
 
@@ -126,3 +127,66 @@ def test_heads_must_divide_the_width():
 def test_no_bias():
     assert not [n for n, _ in MultiheadAttention(8, 2, bias=False).named_parameters() if "bias" in n]
     assert isinstance(MultiheadAttention(8, 2).q_proj, nn.Linear)
+
+
+def test_softcap_bounds_the_logits():
+    torch.manual_seed(0)
+    attention = MultiheadAttention(16, 4, softcap=2.0).eval()
+    plain = MultiheadAttention(16, 4).eval()
+    plain.load_state_dict(attention.state_dict())
+    x = 10 * torch.randn(1, 5, 16)
+    _, capped = attention(x, need_weights=True)
+    _, free = plain(x, need_weights=True)
+    spread_capped, spread_free = (w.log().amax(-1) - w.log().amin(-1) for w in (capped, free))  # of logits in a row
+    assert spread_capped.max() <= 4.0 < spread_free.max()
+
+
+def test_softcap_output_is_its_weights_times_values_and_decoding_agrees():
+    torch.manual_seed(0)
+    attention = MultiheadAttention(16, 4, softcap=1.0).eval()
+    x = torch.randn(2, 4, 16)
+    full, weights = attention(x, causal=True, need_weights=True)
+    values = attention._heads(attention.v_proj(x))
+    torch.testing.assert_close(full, attention.out_proj((weights @ values).transpose(1, 2).flatten(2)))
+    state = {}
+    steps = torch.cat([attention(x[:, t : t + 1], incremental_state=state)[0] for t in range(4)], 1)
+    torch.testing.assert_close(steps, full)
+
+
+def test_qk_norm_makes_logits_independent_of_the_projections_scale():
+    torch.manual_seed(0)
+    attention = MultiheadAttention(16, 4, qk_norm=True, bias=False).eval()
+    x = torch.randn(2, 3, 16)
+    before, _ = attention(x)
+    attention.q_proj.weight.data.mul_(30)
+    attention.k_proj.weight.data.mul_(0.3)
+    torch.testing.assert_close(attention(x)[0], before, rtol=1e-3, atol=1e-4)
+    state = {}
+    attention(x[:, :1], incremental_state=state)
+    step, _ = attention(x[:, 1:2], incremental_state=state)
+    torch.testing.assert_close(step, attention(x, causal=True)[0][:, 1:2])
+
+
+def test_qk_clip_brings_the_largest_logit_of_hot_heads_down_to_tau_after_the_update():
+    torch.manual_seed(0)
+    attention = MultiheadAttention(16, 4, qk_clip=3.0)
+    attention.q_proj.weight.data[:4].mul_(40)  # the first head is hot
+    x = torch.randn(2, 5, 16)
+    attention.set_num_updates(1)
+    before, _ = attention(x)
+    hot = attention.qk_clip.largest.clone()
+    assert hot[0] > 3.0 > hot[1:].max()
+    cold = attention.q_proj.weight[4:].clone()
+    attention.set_num_updates(1)  # another micro-batch of the same update
+    assert torch.equal(attention(x)[0], before)
+    attention.set_num_updates(2)
+    attention(x)
+    torch.testing.assert_close(attention.qk_clip.largest[0], torch.tensor(3.0))
+    assert torch.equal(attention.q_proj.weight[4:], cold)
+    assert not [key for key in attention.state_dict() if "qk_clip" in key]
+
+
+def test_qk_clip_refuses_half_precision():
+    attention = MultiheadAttention(16, 4, qk_clip=3.0).half()
+    with pytest.raises(InputError, match="--qk-clip needs float32"):
+        attention.set_num_updates(1)

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from speech_mt.checkpoint import (
     average_checkpoints,
-    check_checkpoint,
     copy_checkpoint,
     explain_mismatch,
     load_checkpoint,

@@ -19,7 +19,13 @@ def path(tmp_path, monkeypatch):
     rows = []
     for k, samples in enumerate([4000, 8000, 300, 6000, 5000]):  # the third is shorter than a window
         soundfile.write(tmp_path / f"{k}.wav", generator.uniform(-0.5, 0.5, samples), 16000)
-        row = {"id": f"u{k}", "audio": f"{k}.wav", "duration": samples / 16000, "text": 'a "b"', "speaker": "s"}
+        row = {
+            "id": f"u{k}",
+            "audio": f"{k}.wav",
+            "duration": samples / 16000,
+            "text": 'a "b"',
+            "speaker": "s",
+        }
         rows.append(row | {"note": "null"})
     write_manifest(tmp_path / "train.tsv", rows)
     feature_cache._map_shard.cache_clear()
@@ -42,7 +48,9 @@ def test_cache_equals_computation(path, dtype, tolerance):
         if k != 2:
             expected = utterance_log_mel(before, k, FeatureConfig())
             torch.testing.assert_close(features, expected, atol=tolerance, rtol=0)
-    assert {np.load(file, allow_pickle=False).dtype.name for file in folder.glob("shard-?????.npy")} == {dtype}
+    assert {np.load(file, allow_pickle=False).dtype.name for file in folder.glob("shard-?????.npy")} == {
+        dtype
+    }
 
 
 def test_a_second_run_computes_nothing(path, monkeypatch):
@@ -54,7 +62,9 @@ def test_a_second_run_computes_nothing(path, monkeypatch):
 
 
 def test_other_settings_go_elsewhere(path):
-    folders = [extract_features(path, config=config) for config in (FeatureConfig(), FeatureConfig(num_mel_bins=40))]
+    folders = [
+        extract_features(path, config=config) for config in (FeatureConfig(), FeatureConfig(num_mel_bins=40))
+    ]
     assert folders[0] != folders[1]
     assert cached_log_mel(read_manifest(path), 0, 40).shape == (23, 40)
 

@@ -34,7 +34,9 @@ def test_frame_count(samples, rate, frames):
 def test_a_louder_waveform_shifts_all_filterbanks_by_the_same_logarithm():
     quiet, loud = (log_mel_filterbank(gain * noise(4000), 16000, num_mel_bins=40) for gain in (0.1, 1.0))
     assert quiet.shape == (23, 40)
-    torch.testing.assert_close(loud - quiet, torch.full((23, 40), 2 * np.log(10.0)).float(), atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        loud - quiet, torch.full((23, 40), 2 * np.log(10.0)).float(), atol=1e-3, rtol=0
+    )
 
 
 def test_a_tone_is_loudest_in_the_filter_around_it():
@@ -76,7 +78,9 @@ def test_faults_of_an_utterance_name_it(tmp_path):
     write_manifest(tmp_path / "m.tsv", [*rows, row | {"id": "slow", "duration": 1.0, "audio": "b.wav"}])
     manifest = read_manifest(tmp_path / "m.tsv")
     assert utterance_log_mel(manifest, 0, FeatureConfig()).shape == (98, 80)
-    with pytest.raises(InputError, match=r"m\.tsv line 3, utterance 'long': duration is 1\.5 s, .*a\.wav lasts 1 s"):
+    with pytest.raises(
+        InputError, match=r"m\.tsv line 3, utterance 'long': duration is 1\.5 s, .*a\.wav lasts 1 s"
+    ):
         utterance_log_mel(manifest, 1, FeatureConfig())
     with pytest.raises(InputError, match=r"m\.tsv line 4, utterance 'slow': .*b\.wav: sampled at 8000 Hz"):
         utterance_log_mel(manifest, 2, FeatureConfig())

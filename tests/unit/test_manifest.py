@@ -24,7 +24,9 @@ def test_round_trip_is_identity(fields):
     assert [manifest.field(k, "extra") for k in range(len(manifest))] == [extra for _, extra in fields]
 
 
-@pytest.mark.parametrize("text", ['say "hi"', "null", "NA", "nan", " spaces  ", "", "\\t", "'", "日本語 🎧", "\u2028"])
+@pytest.mark.parametrize(
+    "text", ['say "hi"', "null", "NA", "nan", " spaces  ", "", "\\t", "'", "日本語 🎧", "\u2028"]
+)
 def test_text_that_other_readers_change(tmp_path, text):
     write_manifest(tmp_path / "train.tsv", [row(text=text)])
     assert read_manifest(tmp_path / "train.tsv").row(0) == row(text=text, duration="1.5")
@@ -63,13 +65,19 @@ def test_harmless_forms_of_the_same_file(change):
     ("content", "message"),
     [
         (b"id\taudio\ttext\tspeaker\nu\ta\tt\ts\n", "m.tsv line 1: no column duration"),
-        (b"id\taudio\tduration\ttext\tspeaker\tid\n1\t2\t3\t4\t5\t6\n", "line 1: column 'id' appears 2 times"),
+        (
+            b"id\taudio\tduration\ttext\tspeaker\tid\n1\t2\t3\t4\t5\t6\n",
+            "line 1: column 'id' appears 2 times",
+        ),
         (HEADER, "m.tsv has a header and no utterance"),
         (b"", "m.tsv line 1: no column id"),
         (HEADER + b"u\ta\t1\tt\ts\nv\ta\t1\tt\n", "m.tsv line 3 has 4 fields, the header has 5"),
         (HEADER + b"u\ta\t1\tt\tt\ts\n", "m.tsv line 2 has 6 fields"),
         (HEADER + b"u\ta\t1\tt\ts\n\nv\ta\t1\tt\ts\n", "m.tsv line 3 has 1 fields"),
-        (HEADER + b"u\ta\t1\tt\ts\nv\ta\t1\tt\ts\nu\ta\t1\tt\ts\n", "line 4: id 'u' is already that of line 2"),
+        (
+            HEADER + b"u\ta\t1\tt\ts\nv\ta\t1\tt\ts\nu\ta\t1\tt\ts\n",
+            "line 4: id 'u' is already that of line 2",
+        ),
         (HEADER + b"\ta\t1\tt\ts\n", "line 2 has no id"),
         (HEADER + b"u\ta\t1\tt\ts\nv\ta\t1\tStra\xdfe\ts\n", r"line 3 is not UTF-8 \(byte 0xDF\)"),
         (HEADER + b"u\ta\t1\tt\rt\ts\n", "line 2 holds a carriage return"),

@@ -12,9 +12,7 @@ NAMES = [name for name, policy in POLICIES.items() if policy is not None]
 
 
 @settings(deadline=None)
-@given(
-    st.sampled_from(NAMES), st.integers(0, 200), st.sampled_from([1, 2, 20, 80]), st.integers(0, 2**31)
-)
+@given(st.sampled_from(NAMES), st.integers(0, 200), st.sampled_from([1, 2, 20, 80]), st.integers(0, 2**31))
 def test_masks_are_bands_and_never_everything(name, frames, bins, index):
     masked = POLICIES[name](torch.ones(frames, bins), mask_generator(1, 1, index)) == 0
     rows, columns = masked.all(dim=1), masked.all(dim=0)
@@ -59,7 +57,9 @@ def test_the_mask_is_a_function_of_seed_epoch_and_utterance():
 
 def test_policies_mask_the_share_their_parameters_imply():
     # two bands of 0 to 29 of 80 bins, ten of 0 to 49 of 1000 frames, overlaps aside: about 1/3 and 1/5 of each
-    masked = [POLICIES["librispeech_100h"](torch.ones(1000, 80), mask_generator(1, 1, k)) == 0 for k in range(300)]
+    masked = [
+        POLICIES["librispeech_100h"](torch.ones(1000, 80), mask_generator(1, 1, k)) == 0 for k in range(300)
+    ]
     time = np.mean([float(one.all(dim=1).float().mean()) for one in masked])
     freq = np.mean([float(one.all(dim=0).float().mean()) for one in masked])
     assert time == pytest.approx(1 - (1 - 0.0245) ** 10, abs=0.015)

@@ -59,12 +59,16 @@ def test_a_batch(manifest):
 
 
 def test_sizes_need_no_audio(manifest, tmp_path):
-    write_manifest(tmp_path / "m.tsv", ({**manifest.row(k), "audio": "none.wav"} for k in range(len(manifest))))
+    write_manifest(
+        tmp_path / "m.tsv", ({**manifest.row(k), "audio": "none.wav"} for k in range(len(manifest)))
+    )
     data = dataset(read_manifest(tmp_path / "m.tsv"))
     assert data.frames.tolist() == [48, 98, 23, 0, 73]
     assert data.sizes.tolist() == [list(data.size(k)) for k in range(5)]
     assert data.sizes[:, 1].tolist() == [3, 4, 2, 2, 10]
-    assert data.num_tokens_vec(np.array([4, 0])).tolist() == [data.num_tokens(4), data.num_tokens(0)] == [73, 48]
+    assert (
+        data.num_tokens_vec(np.array([4, 0])).tolist() == [data.num_tokens(4), data.num_tokens(0)] == [73, 48]
+    )
     with pytest.raises(InputError, match=r"m\.tsv line 3, utterance 'u1': .*none\.wav: no such audio file"):
         data[1]
 
@@ -102,7 +106,11 @@ def test_exclusions_have_one_reason_each(manifest, tmp_path):
     # "aaaa bbbb": 9 symbols and 6 blanks between equal ones, 15 frames; 73 // 5 = 14, 73 // 4 = 18
     starved = "fewer encoder frames than CTC needs"
     assert excluded((None, None), training=True, ctc_subsampling=4) == {too_short: [3], silent: [5]}
-    assert excluded((None, None), training=True, ctc_subsampling=5) == {too_short: [3], silent: [5], starved: [4]}
+    assert excluded((None, None), training=True, ctc_subsampling=5) == {
+        too_short: [3],
+        silent: [5],
+        starved: [4],
+    }
     assert excluded((None, None), ctc_subsampling=5) == {too_short: [3]}  # validation keeps them
 
 

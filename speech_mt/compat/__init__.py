@@ -1,0 +1,164 @@
+"""Every fix that fairseq needs on current Python, torch, numpy and torchaudio: one table, applied once.
+
+``user_dir`` calls :func:`apply` first, so that the fixes act in every fairseq command, spawned worker and
+torchrun child. A fix that its feature test finds unnecessary is skipped. What happens before ``user_dir`` is
+imported cannot be mended from it: a warning at ``import fairseq``; in fairseq-hydra-train, all that precedes
+training, so that ``common.user_dir`` has to be absolute, as ``${hydra:runtime.cwd}/user_dir`` is.
+
+``python -m speech_mt.compat`` checks the environment and prints the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from speech_mt.compat import checkpoints, data, logs, mistakes, options, precision, processes
+from speech_mt.compat.environment import check_environment
+
+__all__ = ["FIXES", "Fix", "apply", "check_environment"]
+
+
+@dataclass(frozen=True)
+class Fix:
+    """One fix: what it does, why it is needed, until when, the test that tells, and the fix itself."""
+
+    what: str
+    why: str
+    until: str
+    needed: Callable[[], bool]
+    apply: Callable[[], None]
+
+
+NEVER = "for as long as fairseq is what it is: its last release was 0.12"
+
+FIXES: tuple[Fix, ...] = (
+    Fix(
+        "mistakes end in one line and exit code 1",
+        "fairseq shows a traceback for a path that does not exist",
+        NEVER,
+        mistakes.hook_is_missing,
+        mistakes.install_excepthook,
+    ),
+    Fix(
+        "a mistyped option gets the nearest one",
+        "argparse prints 200 lines of usage before the one that matters",
+        NEVER,
+        options.option_errors_are_pages,
+        options.use_one_line_parser,
+    ),
+    Fix(
+        "logs have the form and place that each command means them to have",
+        "importing models/wav2vec/wav2vec2_classification.py runs logging.basicConfig(level=DEBUG) first",
+        "that line is deleted",
+        logs.root_logs_debug,
+        logs.restore_logs,
+    ),
+    Fix(
+        "warnings that a user can do nothing about are silent",
+        "fairseq calls parts of torch and hydra that have newer names",
+        "fairseq uses the newer names",
+        logs.warns_in_vain,
+        logs.silence_idle_warnings,
+    ),
+    Fix(
+        "checkpoints load, and only what they need is allowed to",
+        "torch >= 2.6 loads weights only; fairseq also keeps argparse.Namespace and numpy scalars, and rank "
+        "0 sends omegaconf objects to the other ranks",
+        "fairseq registers its own safe globals",
+        checkpoints.namespaces_are_refused,
+        checkpoints.allow_what_fairseq_saves,
+    ),
+    Fix(
+        "a checkpoint of another depth or width is explained",
+        "'Cannot load model parameters': fairseq names neither layers nor shapes",
+        NEVER,
+        checkpoints.mismatch_is_not_explained,
+        checkpoints.explain_mismatch,
+    ),
+    Fix(
+        "no half-written checkpoints",
+        "checkpoint_last.pt is overwritten in place by a copy; a failed write goes on in the same file",
+        "copies are renamed into place",
+        checkpoints.copies_in_place,
+        checkpoints.write_whole_or_not_at_all,
+    ),
+    Fix(
+        "every sample is in a batch",
+        "batch_by_size drops the last batch when it is no multiple of --required-batch-size-multiple (8), in "
+        "training, validation and generation",
+        "fairseq keeps it",
+        data.last_batch_is_dropped,
+        data.keep_last_batch,
+    ),
+    Fix(
+        "audio is resampled and mixed down without sox",
+        "torchaudio >= 2.9 has no sox_effects; fairseq imports it even when there is nothing to convert",
+        "fairseq uses torchaudio.functional",
+        data.sox_is_missing,
+        data.convert_without_sox,
+    ),
+    Fix(
+        "--bf16 runs on CPUs and GPUs",
+        "options.py sets args.tpu whenever args.bf16 is set",
+        "bf16 no longer implies tpu there",
+        options.bf16_means_tpu,
+        options.bf16_needs_no_tpu,
+    ),
+    Fix(
+        "--fp16 and --memory-efficient-fp16 run on CPUs",
+        "master weights are keyed by the current GPU; an overflow makes its zero with .cuda()",
+        NEVER,
+        precision.fp16_asks_for_a_gpu,
+        precision.fp16_on_cpu,
+    ),
+    Fix(
+        "torchrun fairseq-train trains one model, on CPUs too",
+        "the rank is taken modulo the number of GPUs, a process is spawned for each GPU, and with one GPU or "
+        "none the default world size lets every process train alone",
+        NEVER,
+        processes.call_main_counts_gpus,
+        processes.launch_from_torchrun,
+    ),
+    Fix(
+        "fairseq-hydra-train under torchrun says what to add",
+        "it has decided on a single process before it imports user_dir",
+        NEVER,
+        processes.hydra_trains_alone,
+        processes.refuse_to_train_alone,
+    ),
+    Fix(
+        "DistributedDataParallel wraps a model on a CPU",
+        "fairseq always passes device_ids",
+        NEVER,
+        processes.ddp_wants_devices,
+        processes.ddp_on_cpu,
+    ),
+    Fix(
+        "statistics that cannot be summed are gathered on CPUs",
+        "all_gather_list keeps its buffer in a torch.cuda.ByteTensor",
+        NEVER,
+        processes.gathers_on_gpu,
+        processes.gather_on_cpu,
+    ),
+    Fix(
+        "fairseq-validate runs without --task",
+        "its default task is None, which is then looked up",
+        NEVER,
+        options.validate_has_no_task,
+        options.default_to_translation,
+    ),
+)
+
+
+def apply() -> None:
+    """Check the environment, then apply every fix of :data:`FIXES` that is needed. A second call finds none.
+
+    Raises:
+        InputError: a package is missing or does not fit the others; the message says what to install.
+    """
+    mistakes.install_excepthook()
+    check_environment()
+    for fix in FIXES:
+        if fix.needed():
+            fix.apply()

@@ -1,0 +1,108 @@
+"""Options of fairseq's commands: errors that help, and two defaults that work."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+import types
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from speech_mt.checkpoint.mismatch import name_some
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An ``ArgumentParser`` whose errors are one line that names the nearest valid option or choice."""
+
+    def error(self, message: str) -> NoReturn:
+        prefix = "unrecognized arguments: "
+        if message.startswith(prefix):
+            words = [word.partition("=")[0] for word in message.removeprefix(prefix).split()]
+            known = [option for action in self._actions for option in action.option_strings]
+            unknown = [
+                f"no option {word}: {_nearest(word, known)}" for word in words if word.startswith("--")
+            ]
+            message = "; ".join(unknown) or message
+        self.exit(2, f"error: {message}\n")
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if action.choices is not None and value not in action.choices:
+            nearest = _nearest(str(value), map(str, action.choices))
+            raise argparse.ArgumentError(action, f"no choice {str(value)!r}: {nearest}")
+
+
+def _nearest(word: str, words: Iterable[str]) -> str:
+    words = sorted(words)
+    if close := difflib.get_close_matches(word, words, n=3):
+        return f"did you mean {' or '.join(close)}?"
+    if word.startswith("--"):
+        return "none is like it (a model, task, criterion or optimizer adds its options once it is chosen)"
+    return f"there are {name_some(words, limit=12)}"
+
+
+def option_errors_are_pages() -> bool:
+    from fairseq import options
+
+    return options.argparse.ArgumentParser is argparse.ArgumentParser
+
+
+def use_one_line_parser() -> None:
+    from fairseq import options
+
+    # get_parser() is running when it imports user_dir: it is the name it looks up next that has to change
+    options.argparse = types.SimpleNamespace(**vars(argparse) | {"ArgumentParser": OneLineParser})
+
+
+def validate_has_no_task() -> bool:
+    """Whether a parser without a task (fairseq-validate's) fails to look the task up."""
+    from fairseq import options
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--task")
+    parser.add_argument("--batch-size")
+    try:
+        options.parse_args_and_arch(parser, ["data-bin"])
+    except KeyError:
+        return True
+    return False
+
+
+def default_to_translation() -> None:
+    """As in every other command. The task itself, and all its options, come from the checkpoint."""
+    from fairseq import options
+
+    stock = options.parse_args_and_arch
+
+    def parse_args_and_arch(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+        for action in parser._actions:
+            if action.dest == "task" and action.default is None:
+                action.default = "translation"
+        return stock(parser, *args, **kwargs)
+
+    options.parse_args_and_arch = parse_args_and_arch
+
+
+def bf16_means_tpu() -> bool:
+    from fairseq import options
+
+    parser = argparse.ArgumentParser()
+    for flag in ("--bf16", "--fp16"):
+        parser.add_argument(flag, action="store_true")
+    parser.add_argument("--batch-size")
+    return options.parse_args_and_arch(parser, ["--bf16"]).tpu
+
+
+def bf16_needs_no_tpu() -> None:
+    from fairseq import options
+
+    stock = options.parse_args_and_arch
+
+    def parse_args_and_arch(parser: argparse.ArgumentParser, input_args: Any = None, **kwargs: Any) -> Any:
+        parsed = stock(parser, input_args, **kwargs)
+        args = parsed[0] if isinstance(parsed, tuple) else parsed
+        if getattr(args, "bf16", False) and "--tpu" not in (sys.argv if input_args is None else input_args):
+            args.tpu = False
+        return parsed
+
+    options.parse_args_and_arch = parse_args_and_arch

@@ -1,0 +1,123 @@
+"""Kaldi's log-mel filterbanks and their normalisation.
+
+The filterbanks are those of Kaldi's ``compute-fbank-feats`` through torchaudio: 25 ms Povey windows every 10
+ms, edges snipped, DC offset removed, pre-emphasis 0.97, power spectrum, natural logarithm, waveform scaled to
+the 16-bit range, and no dither, so that the same audio always gives the same features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speech_mt.data.audio import read_audio
+from speech_mt.data.manifest import Manifest
+from speech_mt.errors import InputError
+
+FRAME_LENGTH_MS = 25.0
+FRAME_SHIFT_MS = 10.0
+NORMALIZATIONS = ("utterance", "per_bin", "none")
+_DURATION_TOLERANCE_FRAMES = 10  # durations may be rounded to a tenth of a second
+
+
+@dataclass(frozen=True)
+class FeatureConfig:
+    """What turns an audio file into features.
+
+    Attributes:
+        sample_rate: of the audio, Hz.
+        resample: convert audio of another rate instead of refusing it.
+        num_mel_bins: channels of a frame.
+        normalization: one of :data:`NORMALIZATIONS`.
+    """
+
+    sample_rate: int = 16000
+    resample: bool = False
+    num_mel_bins: int = 80
+    normalization: str = "utterance"
+
+
+def frame_count(samples: np.ndarray | int, sample_rate: int) -> np.ndarray:
+    """Number of frames that :func:`log_mel_filterbank` gives for so many samples; 0 if shorter than one
+    window."""
+    window = int(sample_rate * FRAME_LENGTH_MS * 0.001)
+    shift = int(sample_rate * FRAME_SHIFT_MS * 0.001)
+    return np.maximum((np.asarray(samples) - window) // shift + 1, 0)
+
+
+def log_mel_filterbank(samples: np.ndarray, sample_rate: int, num_mel_bins: int = 80) -> Tensor:
+    """Log-mel filterbanks of one utterance.
+
+    Args:
+        samples: float32 of shape (samples,), in [-1, 1].
+        sample_rate: samples per second.
+        num_mel_bins: filters, spaced evenly in mel from 20 Hz to half the sample rate.
+
+    Returns:
+        float32 of shape (frames, num_mel_bins); finite also for digital silence (log of the float32 epsilon).
+
+    Raises:
+        InputError: if there are fewer samples than one window has.
+    """
+    from torchaudio.compliance.kaldi import fbank
+
+    if frame_count(len(samples), sample_rate) == 0:
+        milliseconds = 1000 * len(samples) / sample_rate
+        raise InputError(
+            f"{milliseconds:.1f} ms of audio are shorter than one window of {FRAME_LENGTH_MS:.0f} ms"
+        )
+    return fbank(
+        torch.from_numpy(samples).unsqueeze(0) * 32768,
+        sample_frequency=float(sample_rate),
+        num_mel_bins=num_mel_bins,
+        frame_length=FRAME_LENGTH_MS,
+        frame_shift=FRAME_SHIFT_MS,
+        dither=0.0,
+    )
+
+
+def utterance_log_mel(manifest: Manifest, row: int, config: FeatureConfig) -> Tensor:
+    """Filterbanks of one row's audio, not normalised, float32 of shape (frames, num_mel_bins).
+
+    Raises:
+        InputError: naming the utterance, if its audio is unusable (see :func:`read_audio`,
+            :func:`log_mel_filterbank`) or more than 0.1 s longer or shorter than the manifest says: batches
+            are made from the manifest's durations.
+    """
+    try:
+        samples = read_audio(manifest.audio_path(row), config.sample_rate, config.resample)
+        features = log_mel_filterbank(samples, config.sample_rate, config.num_mel_bins)
+    except InputError as error:
+        raise InputError(f"{manifest.where(row)}: {error}") from None
+    expected = frame_count(round(manifest.duration[row] * config.sample_rate), config.sample_rate)
+    if abs(len(features) - expected) > _DURATION_TOLERANCE_FRAMES:
+        raise InputError(
+            f"{manifest.where(row)}: duration is {manifest.duration[row]:g} s, but {manifest.audio_path(row)}"
+            f" lasts {len(samples) / config.sample_rate:g} s; correct the manifest, or the file if cut short"
+        )
+    return features
+
+
+def normalize(features: Tensor, method: str) -> Tensor:
+    """Shift and scale features to zero mean and unit variance.
+
+    Args:
+        features: (frames, bins).
+        method: ``utterance``, one mean and one standard deviation over all frames and bins of the utterance,
+            as in the speech recognition experiments of sigmaReparam (Zhai et al., 2023, arXiv:2303.06296);
+            ``per_bin``, one pair per bin over the frames (cepstral mean and variance normalisation); or
+            ``none``.
+
+    Returns:
+        float32 of the same shape. Where the deviation is 0 (digital silence, a single frame per bin) the
+        result is 0.
+    """
+    if method == "none":
+        return features
+    dims = {"utterance": (0, 1), "per_bin": (0,)}[method]
+    features = features.double()  # sums are exact for a constant input, which then gives exactly 0
+    deviation, mean = torch.std_mean(features, dim=dims, correction=0, keepdim=True)
+    return ((features - mean) / deviation.clamp(min=1e-5)).float()

@@ -1,0 +1,1 @@
+"""fairseq tasks; importing a module here imports fairseq and registers the task."""
