@@ -8,7 +8,7 @@ from speech_mt import compat
 compat.apply()  # fairseq on current Python and torch; first, for the rest imports fairseq
 
 # models                                                       --arch
-from speech_mt.models.text_to_text import SpectralTransformer  # spectral_transformer, _tiny
+from speech_mt.models.text_to_text import SpectralTransformer  # spectral_transformer, _{6,18,50,100}l, _tiny
 from speech_mt.models.speech_to_text import SpectralS2TTransformer  # spectral_s2t_transformer, _tiny
 from speech_mt.models.speech_ctc import SpectralCTCTransformer  # spectral_ctc_transformer, _tiny
 

@@ -18,6 +18,8 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II
 from torch import Tensor, nn
 
+from speech_mt.criterions.z_loss import z_loss
+
 BLANK = 0  # <s> of the dictionary, as in fairseq
 
 
@@ -33,6 +35,8 @@ class CtcCriterionConfig(FairseqDataclass):
 
 class CtcCriterion(FairseqCriterion):
     """CTC loss in nats, summed over the batch. The model's output holds ``padding_mask`` (B, S) or None."""
+
+    z_loss = 0.0
 
     def __init__(self, task: FairseqTask, zero_infinity: bool, sentence_avg: bool) -> None:
         super().__init__(task)
@@ -60,6 +64,10 @@ class CtcCriterion(FairseqCriterion):
                 reduction="sum" if reduce else "none",
                 zero_infinity=self.zero_infinity,
             )
+        if self.z_loss > 0:
+            counted = torch.arange(len(log_probs), device=frames.device)[:, None] < frames  # (S, B)
+            extra = self.z_loss * z_loss(net_output["encoder_out"], counted).sum(0)
+            loss = loss + (extra.sum() if reduce else extra)
         sample_size = target.shape[0] if self.sentence_avg else sample["ntokens"]
         return (
             loss,

@@ -18,6 +18,7 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from speech_mt.criterions.ctc import CtcCriterion, CtcCriterionConfig
+from speech_mt.criterions.z_loss import z_loss
 from speech_mt.diagnostics.monitor import QUANTITIES, Monitor, log_statistics
 from speech_mt.errors import InputError
 
@@ -30,12 +31,14 @@ class MonitorConfig(FairseqDataclass):
         default="entropy", metadata={"help": f"what to measure: a comma-separated list of {', '.join(QUANTITIES)}"}
     )
     monitor_interval: int = field(default=10, metadata={"help": "measure training on every N-th update"})
+    z_loss: float = field(default=0.0, metadata={"help": "weight of log^2 Z, e.g. 1e-4 (arXiv 2204.02311); 0: off"})
 
 
 class Monitored:
     """Mixin: runs the loss under a :class:`Monitor` and logs what it measured."""
 
     watcher: Monitor
+    z_loss: float
 
     @classmethod
     def build_criterion(cls, cfg: MonitorConfig, task: FairseqTask) -> FairseqCriterion:
@@ -49,6 +52,7 @@ class Monitored:
             criterion.watcher = Monitor(list(filter(None, cfg.monitor.split(","))), cfg.monitor_interval)
         except ValueError as error:
             raise InputError(f"--monitor {cfg.monitor} --monitor-interval {cfg.monitor_interval}: {error}") from None
+        criterion.z_loss = cfg.z_loss
         return criterion
 
     def forward(self, model: nn.Module, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
@@ -67,13 +71,27 @@ class Monitored:
         log_statistics(logging_outputs)
 
 
+class WithZLoss:
+    """Mixin for the cross-entropies: ``--z-loss`` joins the loss, not the logged nll_loss."""
+
+    def compute_loss(
+        self, model: nn.Module, net_output: tuple[Tensor, dict], sample: dict, reduce: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and negative log-likelihood, summed over the batch or (B * T, 1) each."""
+        loss, nll_loss = super().compute_loss(model, net_output, sample, reduce)
+        if self.z_loss > 0:
+            extra = self.z_loss * z_loss(net_output[0], sample["target"].ne(self.padding_idx))
+            loss = loss + (extra.sum() if reduce else extra.view_as(loss))
+        return loss, nll_loss
+
+
 @dataclass
 class LabelSmoothedConfig(MonitorConfig, LabelSmoothedCrossEntropyCriterionConfig):
     pass
 
 
 @register_criterion("label_smoothed_cross_entropy_with_entropy", dataclass=LabelSmoothedConfig)
-class LabelSmoothedCrossEntropyWithEntropy(Monitored, LabelSmoothedCrossEntropyCriterion):
+class LabelSmoothedCrossEntropyWithEntropy(Monitored, WithZLoss, LabelSmoothedCrossEntropyCriterion):
     """Label-smoothed cross-entropy, for translation."""
 
 
@@ -83,7 +101,7 @@ class LabelSmoothedWithCtcConfig(MonitorConfig, LabelSmoothedCrossEntropyWithCtc
 
 
 @register_criterion("label_smoothed_cross_entropy_with_ctc_and_entropy", dataclass=LabelSmoothedWithCtcConfig)
-class LabelSmoothedCrossEntropyWithCtcAndEntropy(Monitored, LabelSmoothedCrossEntropyWithCtcCriterion):
+class LabelSmoothedCrossEntropyWithCtcAndEntropy(Monitored, WithZLoss, LabelSmoothedCrossEntropyWithCtcCriterion):
     """Label-smoothed cross-entropy and CTC on the encoder, for speech."""
 
 

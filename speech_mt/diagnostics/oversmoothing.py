@@ -105,7 +105,7 @@ def value_output_eigenvalues(
         value = value * layer_norm_weight
     value = value.unflatten(0, (num_heads, -1))  # (H, d_head, d)
     output = _wide(output_weight).double().unflatten(1, (num_heads, -1)).movedim(1, 0)  # (H, d, d_head)
-    return torch.linalg.eigvals((value @ output).mT)
+    return torch.linalg.eigvals(value @ output)
 
 
 @beside_training

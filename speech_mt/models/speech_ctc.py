@@ -11,11 +11,11 @@ from torch import Tensor
 
 from speech_mt.models.config import SpectralCTCTransformerConfig
 from speech_mt.models.encoder import SpeechEncoder
-from speech_mt.models.spectral import FoldsForGeneration, reparametrize, set_defaults
+from speech_mt.models.spectral import SpectralModel, reparametrize, set_defaults
 
 
 @register_model("spectral_ctc_transformer", dataclass=SpectralCTCTransformerConfig)
-class SpectralCTCTransformer(FoldsForGeneration, FairseqEncoderModel):
+class SpectralCTCTransformer(SpectralModel, FairseqEncoderModel):
     """Convolutions over filterbanks, a Transformer encoder, a linear layer to the dictionary (blank is index 0)."""
 
     @classmethod

@@ -12,11 +12,11 @@ from torch import Tensor
 from speech_mt.models.config import SpectralS2TTransformerConfig, decoder_dim
 from speech_mt.models.decoder import TransformerDecoder
 from speech_mt.models.encoder import SpeechEncoder
-from speech_mt.models.spectral import FoldsForGeneration, reparametrize, set_defaults
+from speech_mt.models.spectral import SpectralModel, reparametrize, set_defaults
 
 
 @register_model("spectral_s2t_transformer", dataclass=SpectralS2TTransformerConfig)
-class SpectralS2TTransformer(FoldsForGeneration, FairseqEncoderDecoderModel):
+class SpectralS2TTransformer(SpectralModel, FairseqEncoderDecoderModel):
     """Convolutions over filterbanks, a Transformer encoder, a Transformer decoder."""
 
     @classmethod

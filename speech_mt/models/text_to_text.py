@@ -14,11 +14,11 @@ from speech_mt.errors import InputError
 from speech_mt.models.config import SpectralTransformerConfig, decoder_dim
 from speech_mt.models.decoder import TransformerDecoder
 from speech_mt.models.encoder import TextEncoder
-from speech_mt.models.spectral import FoldsForGeneration, reparametrize, set_defaults
+from speech_mt.models.spectral import SpectralModel, reparametrize, set_defaults
 
 
 @register_model("spectral_transformer", dataclass=SpectralTransformerConfig)
-class SpectralTransformer(FoldsForGeneration, FairseqEncoderDecoderModel):
+class SpectralTransformer(SpectralModel, FairseqEncoderDecoderModel):
     """With no option of ours set, the same function as fairseq's ``transformer``, from the same initialisation."""
 
     supports_align_args = True
@@ -60,14 +60,20 @@ def _embedding(dictionary: Dictionary, dim: int) -> Embedding:
     return Embedding(len(dictionary), dim, dictionary.pad())
 
 
-@register_model_architecture("spectral_transformer", "spectral_transformer_tiny")
-def tiny(args: Namespace) -> None:
-    """2L-2L of width 64: for tests and a laptop."""
-    set_defaults(
-        args,
-        encoder_embed_dim=64,
-        encoder_ffn_embed_dim=256,
-        encoder_attention_heads=4,
-        encoder_layers=2,
-        decoder_layers=2,
-    )
+# The widths of the sigmaReparam paper's translation models (base), and of a laptop.
+_WIDTHS = {
+    "": {"encoder_embed_dim": 512, "encoder_ffn_embed_dim": 2048, "encoder_attention_heads": 8},
+    "_tiny": {"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 256, "encoder_attention_heads": 4},
+}
+
+
+def _register_architecture(name: str, layers: int, width: str) -> None:
+    @register_model_architecture("spectral_transformer", name)
+    def architecture(args: Namespace) -> None:
+        set_defaults(args, encoder_layers=layers, decoder_layers=layers, **_WIDTHS[width])
+
+
+_register_architecture("spectral_transformer_tiny", 2, "_tiny")
+for _layers in (6, 18, 50, 100):
+    for _width in _WIDTHS:
+        _register_architecture(f"spectral_transformer_{_layers}l{_width}", _layers, _width)

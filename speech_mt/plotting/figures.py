@@ -45,7 +45,7 @@ STYLE = {
 VALIDATION = {"mfc": "white", "ms": 5.5, "mew": 1.5, "zorder": 3}
 
 # inches
-WIDTH, LEFT, RIGHT = 11.4, 0.6, 0.8
+WIDTH, LEFT, RIGHT = 11.4, 0.7, 0.8
 TITLE, LEGEND, SCALARS, SCALARS_PANEL = 0.35, 0.3, 2.6, 1.9
 LAYERS, LAYERS_PANEL = 2.45, 1.4  # a row with its headings, and the panels alone
 

@@ -1,6 +1,21 @@
 """What a weight is: reparametrisations that control its spectrum, in pure torch."""
 
 from speech_mt.reparam.apply import fold, power_step, sigma_reparam, states
+from speech_mt.reparam.baselines import spectral_norm, weight_norm
 from speech_mt.reparam.sigma import SigmaReparam
+from speech_mt.reparam.state_dict import fold_state_dict, reestimate_state_dict
 
-__all__ = ["SigmaReparam", "fold", "power_step", "sigma_reparam", "states"]
+REPARAMS = {"sigma": sigma_reparam, "spectral_norm": spectral_norm, "weight_norm": weight_norm}
+
+__all__ = [
+    "REPARAMS",
+    "SigmaReparam",
+    "fold",
+    "fold_state_dict",
+    "power_step",
+    "reestimate_state_dict",
+    "sigma_reparam",
+    "spectral_norm",
+    "states",
+    "weight_norm",
+]

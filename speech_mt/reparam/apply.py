@@ -72,18 +72,9 @@ def sigma_reparam(
         ValueError: a weight is already parametrised, or nothing matches.
     """
     types = (*LINEAR_TYPES, nn.Embedding) if embeddings else LINEAR_TYPES
-    tied = _shared_parameters(module)
     taken: dict[str, list[tuple[str, nn.Module]]] = defaultdict(list)
-    for name, child in module.named_modules():
-        if not isinstance(child, types) or not re.search(include, name) or (exclude and re.search(exclude, name)):
-            continue
-        if parametrize.is_parametrized(child, "weight"):
-            raise ValueError(f"{name}.weight is already parametrised")
-        if id(child.weight) not in tied:
-            taken[_owner_name(module, name)].append((name, child))
-    if not taken:
-        raise ValueError(f"no weight of {type(module).__name__} matches include={include!r}, exclude={exclude!r}")
-
+    for name, child in select_weights(module, include, exclude, types):
+        taken[_owner_name(module, name)].append((name, child))
     for owner_name, members in taken.items():
         matrices, links = [], []
         for name, child in members:
@@ -108,6 +99,28 @@ def sigma_reparam(
         for link in links:
             link.state = (state,)
     return [f"{name}.weight" for members in taken.values() for name, _ in members]
+
+
+def select_weights(
+    module: nn.Module, include: str = "", exclude: str | None = None, types: tuple[type, ...] = LINEAR_TYPES
+) -> list[tuple[str, nn.Module]]:
+    """The modules of the given types whose name matches and whose weight is not shared, with their names.
+
+    Raises:
+        ValueError: a weight is already parametrised, or nothing matches.
+    """
+    tied = _shared_parameters(module)
+    selected = []
+    for name, child in module.named_modules():
+        if not isinstance(child, types) or not re.search(include, name) or (exclude and re.search(exclude, name)):
+            continue
+        if parametrize.is_parametrized(child, "weight"):
+            raise ValueError(f"{name}.weight is already parametrised")
+        if id(child.weight) not in tied:
+            selected.append((name, child))
+    if not selected:
+        raise ValueError(f"no weight of {type(module).__name__} matches include={include!r}, exclude={exclude!r}")
+    return selected
 
 
 def _shared_parameters(module: nn.Module) -> set[int]:
@@ -141,26 +154,20 @@ def power_step(module: nn.Module) -> None:
 
 @torch.no_grad()
 def fold(module: nn.Module) -> list[str]:
-    """Replace every reparametrised weight by its W_hat, in place; the model computes what it computed in eval mode.
+    """Replace every parametrised weight by its W_hat, in place; the model computes what it computed in eval mode.
 
     Returns:
         the qualified names of the folded weights.
     """
-    folded = []
-    for owner_name, state in list(states(module)):
+    owners = [(module.get_submodule(name), state) for name, state in states(module)]
+    for _, state in owners:
         state.eval()
-        owner = module.get_submodule(owner_name)
-        for child_name, child in owner.named_modules():
-            if _link_of(child) is not None and _link_of(child).state[0] is state:
-                parametrize.remove_parametrizations(child, "weight", leave_parametrized=True)
-                folded.append(".".join(part for part in (owner_name, child_name, "weight") if part))
+    folded = []
+    for name, child in module.named_modules():
+        if isinstance(child, LINEAR_TYPES + (nn.Embedding,)) and parametrize.is_parametrized(child, "weight"):
+            parametrize.remove_parametrizations(child, "weight", leave_parametrized=True)
+            folded.append(f"{name}.weight".lstrip("."))
+    for owner, state in owners:
         state.remove_hooks()
         del owner.sigma_reparam
     return folded
-
-
-def _link_of(module: nn.Module) -> WeightHat | None:
-    if not parametrize.is_parametrized(module, "weight"):
-        return None
-    link = module.parametrizations["weight"][0]
-    return link if isinstance(link, WeightHat) else None

@@ -150,6 +150,15 @@ def test_large_logits_stay_exact_and_never_below_zero(entropy_of):
     assert not torch.signbit(found).any()
 
 
+def test_rounding_below_zero_becomes_zero_and_nan_stays(monkeypatch):
+    rounded = torch.tensor([-1e-7, -0.0, float("nan"), 0.5])
+    monkeypatch.setattr(module, "_fused_entropy", lambda *args: lambda *args: rounded.expand(1, 1, 4))
+    found = attention_entropy(draw(1, 1, 4, 8), draw(1, 1, 4, 8))[0, 0]
+    assert found[[0, 1, 3]].tolist() == [0, 0, 0.5]
+    assert not torch.signbit(found[:2]).any()
+    assert found[2].isnan()
+
+
 def test_in_blocks_peaked_rows_do_not_cancel():
     """Logits 1e6 and 1e6 - 4: subtracting numbers of that size in float32 would be off by 0.06."""
     q, k = torch.tensor([[[[1.0]]]]), torch.tensor([[[[1e6], [1e6 - 4]]]])

@@ -6,7 +6,7 @@ import torch
 from speech_mt.errors import InputError
 from speech_mt.reparam import states
 
-PLACEMENTS = ["post", "pre", "deepnorm", "none"]
+PLACEMENTS = ["post", "pre", "deepnorm", "admin", "subln", "sandwich", "none"]
 
 
 def scores(model, batch):

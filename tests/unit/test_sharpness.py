@@ -38,7 +38,8 @@ BOTH = pytest.mark.parametrize("difference", [False, True])
     [
         ([5.0, 1.0, 0.5, 0.1], 5.0),
         ([2.0, 1.0, 0.5, -9.0], 2.0),  # the largest is not the one of largest modulus
-        ([3.0, 1.0, 0.5, -3.0], 3.0),  # a Rayleigh quotient that does not move, and is not an eigenvalue
+        ([3.0, 1.0, 0.5, -3.0], 3.0),  # a Rayleigh quotient that stops moving without being an eigenvalue
+        ([3.0] * 9 + [-3.0], 3.0),
         ([-1.0, -2.0, -3.0, -4.0], -1.0),
         ([0.0, 0.0, 0.0, 0.0], 0.0),
     ],

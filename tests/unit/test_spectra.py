@@ -173,6 +173,18 @@ def test_no_row_of_a_real_head_falls_below_the_bound(causal, cross):
     assert bound.max() > 0.1  # the bound says something here
 
 
+def test_sigma_counts_a_query_bias_and_no_padding():
+    """W_Q = 0 and bias (2, 0): logits are <(2, 0), W_K x>. ||[X, 1]||_2 = sqrt(2 + 2) for two unit tokens (1, 0)."""
+    x = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [9.0, 9.0]]])
+    mask = torch.tensor([[False, False, True]])
+    bias = torch.tensor([2.0, 0.0])
+    found = attention_sigma(torch.zeros(2, 2), torch.eye(2), x, 1, mask, query_bias=bias, scale=1.0)
+    assert found.item() == pytest.approx(2 * 2 * math.sqrt(2), rel=1e-5)
+    found = attention_sigma(torch.eye(2), torch.eye(2), x, 1, memory=x, memory_padding_mask=mask, scale=1.0)
+    whole = torch.linalg.matrix_norm(x[0], 2).item()
+    assert found.item() == pytest.approx(whole * math.sqrt(2), rel=1e-5)
+
+
 def test_sigma_of_a_known_head():
     """W_Q = 2 I, W_K = 3 I, d_head = 4, orthogonal tokens of length 5: 2 * 3 * 25 / sqrt(4) = 75."""
     sigma = attention_sigma(2 * torch.eye(4), 3 * torch.eye(4), 5 * torch.eye(4).unsqueeze(0), 1)

@@ -35,7 +35,7 @@ def test_score_is_the_share_of_updates_with_a_spike_in_any_series():
 
 def test_equals_brute_force_over_a_rolling_window():
     random.seed(0)
-    values = [random.gauss(0, 1) + (50 if i % 97 == 96 else 0) for i in range(600)]
+    values = [random.gauss(0, 1) + (50 if i % 37 == 36 else 0) for i in range(600)]
     score = SpikeScore(window=50, minimum=20)
     found = [bool(score.update(loss=x)) for x in values]
     want = []
@@ -43,7 +43,7 @@ def test_equals_brute_force_over_a_rolling_window():
         past = np.array(values[max(0, i - 50) : i])
         want.append(len(past) >= 20 and abs(x - past.mean()) >= 7 * past.std())
     assert found == want
-    assert sum(found) == 6
+    assert 0 < sum(found) < sum(x > 40 for x in values)  # a spike hides another in the same window
 
 
 def test_a_huge_value_does_not_blind_it_once_it_has_left_the_window():
