@@ -26,7 +26,10 @@ def launch_from_torchrun() -> None:
     stock = utils.call_main
 
     def call_main(cfg: Any, main: Any, **kwargs: Any) -> None:
-        if Path(main.__code__.co_filename).stem in ("train", "validate"):  # the commands that share work out
+        shares_work = (
+            Path(main.__code__.co_filename).stem == "train"
+        )  # other commands do it all in each process
+        if shares_work:
             configure(cfg.distributed_training, on_cpu=cfg.common.cpu or not torch.cuda.is_available())
         stock(cfg, main, **kwargs)
 

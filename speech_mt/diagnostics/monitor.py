@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from speech_mt.diagnostics.attention_entropy import attention_entropy, entropy_statistics, visible_keys
+from speech_mt.diagnostics.oversmoothing import token_cosine
 from speech_mt.modules.attention import MultiheadAttention
 from speech_mt.modules.layers import DecoderLayer, EncoderLayer
 
@@ -193,7 +194,9 @@ class Monitor:
                 x = x.transpose(0, 1)
                 mask = kwargs.get("encoder_padding_mask", args[1] if len(args) > 1 else None)
             mask = mask if site.kind == "encoder" else self._target_padding_mask
-            self._add(f"cosine_{site.kind}", torch.stack(_cosine_sums(x, mask)))  # (2,): sum, pairs
+            cosine = token_cosine(x, mask)
+            defined = cosine.isfinite()  # a sentence of one token has none
+            self._add(f"cosine_{site.kind}", torch.stack([cosine.where(defined, 0.0).sum(), defined.sum()]))
 
         return measure
 
@@ -211,7 +214,7 @@ def log_statistics(logging_outputs: Sequence[dict]) -> None:
     """Log summed statistics through fairseq's metrics, a number a layer: in the training log and in TensorBoard.
 
     ``entropy/<kind>/<layer>`` is the mean over heads and queries in nats, ``entropy_normalised/...`` that of entropy
-    over log(visible keys), ``cosine/<stack>/<layer>`` the mean cosine of different tokens of a sentence.
+    over log(visible keys), ``cosine/<stack>/<layer>`` the mean cosine of different tokens, averaged over sentences.
     """
     from fairseq.logging import metrics
 
@@ -231,17 +234,6 @@ def log_statistics(logging_outputs: Sequence[dict]) -> None:
         sums = _sum(logging_outputs, f"cosine_{kind}")
         if sums is not None:  # (L, 2)
             log(f"cosine/{kind}", *sums.unbind(1))
-
-
-def _cosine_sums(x_BTC: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sum of the cosines of all pairs of different tokens of a sentence, and the number of pairs."""
-    unit = torch.nn.functional.normalize(x_BTC.float(), dim=-1)
-    if padding_mask is None:
-        tokens = unit.new_full((unit.shape[0],), unit.shape[1])
-    else:
-        unit = unit.masked_fill(padding_mask[..., None], 0.0)
-        tokens = (~padding_mask).sum(1).to(unit)
-    return (unit.sum(1).square().sum(-1) - tokens).sum(), (tokens * (tokens - 1)).sum()
 
 
 def _sum(logging_outputs: Sequence[dict], key: str) -> Tensor | None:

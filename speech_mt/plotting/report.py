@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from xml.etree import ElementTree
 
@@ -12,7 +12,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from speech_mt.plotting.figures import RUN_COLOURS, make_figure
+from speech_mt.plotting.figures import QUANTITIES, RUN_COLOURS, make_figure
 from speech_mt.plotting.heat_maps import make_heat_maps
 from speech_mt.plotting.runs import Run
 
@@ -32,7 +32,7 @@ svg { width: 100%; height: auto } svg g.named:hover path { stroke-width: 4 !impo
 
 def make_report(runs: Sequence[Run], title: str = "Training runs") -> str:
     """The page, as HTML: it refers to nothing outside itself. Lines of the figure say what they are on hovering."""
-    quantities = sorted({name for run in runs for name in run.quantities})
+    quantities = _in_order({name for run in runs for name in run.quantities})
     parts = [
         f"<h1>{escape(title)}</h1>",
         _table(runs),
@@ -65,13 +65,24 @@ def last_numbers(run: Run) -> dict[str, str]:
         if values.size:
             best = np.fmin.reduce(values)
             numbers[f"{split} loss (bits)"] = f"{values[-1]:.4g} (best {best:.4g})"
-    for quantity in run.quantities:
+    for quantity in _in_order(run.quantities):
         last = [series.values[-1] for series in run.layer_series(quantity).values()]
         if all(map(math.isfinite, last)):
             numbers[quantity] = f"{np.mean(last):.4g} ({min(last):.4g} to {max(last):.4g})"
         else:
             numbers[quantity] = "not finite"
     return numbers
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """The figure's quantities first, in its order."""
+    order = [quantity.name for quantity in QUANTITIES]
+
+    def rank(name: str) -> tuple[int, str]:
+        quantity = name.split("/")[0]
+        return (order.index(quantity) if quantity in order else len(order), name)
+
+    return sorted(names, key=rank)
 
 
 def _table(runs: Sequence[Run]) -> str:

@@ -35,7 +35,7 @@ class WeightHat(nn.Module):
             hat = state.weight_hat(self.index)
         else:
             hat = torch.cat([state.weight_hat(self.index + i) for i in range(self.chunks)])
-        return hat.view_as(weight)
+        return hat if hat.shape == weight.shape else hat.view_as(weight)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         return weight

@@ -48,38 +48,34 @@ class _Normalize(torch.autograd.Function):
         if torch.is_grad_enabled():  # a second derivative is asked for, as for the Hessian's sharpness
             return _differentiable_backward(gamma, us, vs, weights, grads, used)
 
+        whole = len(used) == k
+        if not whole:
+            gamma, sigma = gamma[used], sigma[used]
         grads_used = [grads[i] for i in used]
-        weights_used = [weights[i] for i in used]
-        if gamma.is_cuda:
-            products = torch._foreach_mul(grads_used, weights_used)
-            inner = torch.stack([product.sum() for product in products])
-        else:  # no temporary: on a CPU bytes are time
-            inner = torch.stack(
-                [torch.dot(g.reshape(-1), w.reshape(-1)) for g, w in zip(grads_used, weights_used, strict=True)]
-            )
-        index = slice(None) if len(used) == k else used
-        grad_gamma = inner / sigma[index]
-        scale = gamma[index] / sigma[index]
-        rank_one = -scale * grad_gamma
-        if gamma.is_cuda:
-            scaled = torch._foreach_mul(grads_used, scale.unbind())
-            lifts = torch._foreach_mul([vs[i] for i in used], rank_one.unbind())
-            grad_weights = [g.addr_(lift, us[i]) for g, lift, i in zip(scaled, lifts, used, strict=True)]
-        else:
-            grad_weights = [
-                torch.addr(g, vs[i], us[i], beta=beta, alpha=alpha)
-                for g, i, beta, alpha in zip(grads_used, used, scale.tolist(), rank_one.tolist(), strict=True)
-            ]
-        if len(used) == k:
+        products = torch._foreach_mul(grads_used, [weights[i] for i in used])
+        grad_gamma = torch.stack([product.sum() for product in products]) / sigma
+        scale = gamma / sigma
+        grad_weights = torch._foreach_mul(grads_used, scale.unbind())
+        lifts = torch._foreach_mul([vs[i] for i in used], (scale * grad_gamma).unbind())
+        for grad, lift, i in zip(grad_weights, lifts, used, strict=True):
+            grad.addr_(lift, us[i], alpha=-1)
+        if whole:
             return grad_gamma, None, None, None, *grad_weights
-        all_weights: list[Tensor | None] = [None] * k
-        for i, grad in zip(used, grad_weights, strict=True):
-            all_weights[i] = grad
-        return torch.zeros_like(gamma).index_copy(0, _index(used, gamma), grad_gamma), None, None, None, *all_weights
+        return (
+            grad_gamma.new_zeros(k).index_copy(0, torch.tensor(used, device=gamma.device), grad_gamma),
+            None,
+            None,
+            None,
+            *_spread(grad_weights, used, k),
+        )
 
 
-def _index(used: list[int], like: Tensor) -> Tensor:
-    return torch.tensor(used, device=like.device)
+def _spread(values: Sequence[Tensor], indices: list[int], length: int) -> list[Tensor | None]:
+    """A list of ``length`` with the values at their indices and None elsewhere."""
+    spread: list[Tensor | None] = [None] * length
+    for i, value in zip(indices, values, strict=True):
+        spread[i] = value
+    return spread
 
 
 def _differentiable_backward(gamma, us, vs, weights, grads, used) -> tuple[Tensor | None, ...]:  # noqa: ANN001
@@ -87,10 +83,7 @@ def _differentiable_backward(gamma, us, vs, weights, grads, used) -> tuple[Tenso
     hats = [gamma[i] / _floored(torch.dot(vs[i], weights[i] @ us[i])) * weights[i] for i in used]
     wanted = [gamma, *(weights[i] for i in used)]
     wanted_grads = torch.autograd.grad(hats, wanted, [grads[i] for i in used], create_graph=True, allow_unused=True)
-    all_weights: list[Tensor | None] = [None] * len(grads)
-    for i, grad in zip(used, wanted_grads[1:], strict=True):
-        all_weights[i] = grad
-    return wanted_grads[0], None, None, None, *all_weights
+    return wanted_grads[0], None, None, None, *_spread(wanted_grads[1:], used, len(grads))
 
 
 def _full_precision(weight: Tensor) -> Tensor:
@@ -150,6 +143,7 @@ class SigmaReparam(nn.Module):
         self.register_buffer("u", like.new_empty(sum(self.cols)))
         self.register_buffer("v", like.new_empty(sum(self.rows)))
         self.register_buffer("sigma", like.new_empty(len(weights)))
+        self._views: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
         self.reestimate(svd=svd)
         gamma = torch.ones_like(self.sigma) if gamma_init == "one" else self.sigma.clone()
         if positive_gamma:
@@ -168,7 +162,10 @@ class SigmaReparam(nn.Module):
         return [_full_precision(w) for w in self._raw()]
 
     def _split(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        return self.u.split(self.cols), self.v.split(self.rows)
+        """u and v of each weight, views of the buffers."""
+        if self._views is None:
+            self._views = self.u.split(self.cols), self.v.split(self.rows)
+        return self._views
 
     @torch.no_grad()
     def power_step(self) -> None:
@@ -224,18 +221,20 @@ class SigmaReparam(nn.Module):
 
     def weight_hats(self, start: int = 0, stop: int | None = None) -> list[Tensor]:
         """W_hat of the weights start to stop (default: all), each (m_i, n_i) and of the raw weight's dtype."""
-        some = slice(start, stop)
-        raw = [matrix.raw() for matrix in self.matrices[some]]
+        raw = self._raw()
+        us, vs = self._split()
+        gamma, sigma = self.effective_gamma(), self.sigma
+        if (start, stop) != (0, None):
+            raw, us, vs, gamma, sigma = (values[start:stop] for values in (raw, us, vs, gamma, sigma))
         weights = [_full_precision(w) for w in raw]
-        us, vs = (vectors[some] for vectors in self._split())
         with torch.autocast(self.u.device.type, enabled=False):
-            if self.training:
-                sigma = self.sigma[some]
-            else:  # the weights may have moved since the last power step
+            if not self.training:  # the weights may have moved since the last power step
                 with torch.no_grad():
-                    sigma = _floored(torch.stack([v.dot(w.mv(u)) for w, u, v in zip(weights, us, vs, strict=True)]))
-            hats = _Normalize.apply(self.effective_gamma()[some], sigma, us, vs, *weights)
-        return [hat.to(w.dtype) for hat, w in zip(hats, raw, strict=True)]
+                    sigma = _floored(
+                        torch.stack([v.dot(w.mv(u)) for w, u, v in zip(weights, us, vs, strict=True)])
+                    )
+            hats = _Normalize.apply(gamma, sigma, us, vs, *weights)
+        return [hat if hat.dtype == w.dtype else hat.to(w.dtype) for hat, w in zip(hats, raw, strict=True)]
 
     def weight_hat(self, index: int) -> Tensor:
         """W_hat of one weight: from the owner's running forward if there is one."""
@@ -276,7 +275,7 @@ class SigmaReparam(nn.Module):
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SigmaReparam:
-        self._frozen = None
+        self._frozen = self._views = None
 
         def keep_precision(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
@@ -285,7 +284,7 @@ class SigmaReparam(nn.Module):
         return super()._apply(keep_precision, recurse)
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
-        self._frozen = self._num_updates = None  # fairseq sets the update number before it loads
+        self._frozen = self._views = self._num_updates = None  # fairseq sets the update number before it loads
         super()._load_from_state_dict(*args, **kwargs)
 
     def extra_repr(self) -> str:

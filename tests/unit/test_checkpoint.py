@@ -80,12 +80,11 @@ def test_numpy_values_load_under_either_numpys_names(tmp_path, value, core):
 
 
 def test_loading_leaves_the_allow_list_as_it_was(saved):
-    before = set(torch.serialization.get_safe_globals())
     mine = (argparse.Namespace, "argparse.Namespace")
-    torch.serialization.add_safe_globals([mine])
-    load_checkpoint(saved)
-    assert mine in torch.serialization.get_safe_globals()
-    assert set(torch.serialization.get_safe_globals()) == before | {mine}
+    with torch.serialization.safe_globals([mine]):
+        before = set(torch.serialization.get_safe_globals())
+        load_checkpoint(saved)
+        assert set(torch.serialization.get_safe_globals()) == before
 
 
 class Malicious:

@@ -58,7 +58,9 @@ def test_ctc_loss_is_stock_where_stock_knows_the_lengths(task, ctc_model, speech
     """fairseq's criterion takes the frames of the input for those of the output: equal if nothing is subsampled."""
     stock = StockCtc(StockCtcConfig(sentence_avg=False), task)
     del speech_batch["target_lengths"]
-    model = ctc_model(conv_kernel_sizes="3", conv_strides="1")  # training mode: stock scores with editdistance in eval
+    model = ctc_model(
+        conv_kernel_sizes="3", conv_strides="1"
+    )  # training mode: stock scores with editdistance in eval
     loss, size, _ = ctc(task)(model, speech_batch)
     stock_loss, stock_size, _ = stock(model, speech_batch)
     assert torch.equal(loss, stock_loss)
@@ -108,9 +110,14 @@ def test_metrics_hold_a_number_a_layer(task, text_model, text_batch):
     with metrics.aggregate(new_root=True) as aggregate:
         criterion.reduce_metrics([log, log])
         values = aggregate.get_smoothed_values()
-    kinds = {"entropy": ("encoder", "decoder", "cross"), "entropy_normalised": ("encoder", "decoder", "cross")}
+    kinds = {
+        "entropy": ("encoder", "decoder", "cross"),
+        "entropy_normalised": ("encoder", "decoder", "cross"),
+    }
     kinds["cosine"] = ("encoder", "decoder")
-    expected = {f"{name}/{kind}/{i:02d}" for name, stacks in kinds.items() for kind in stacks for i in range(3)}
+    expected = {
+        f"{name}/{kind}/{i:02d}" for name, stacks in kinds.items() for kind in stacks for i in range(3)
+    }
     assert {key for key in values if "/" in key} == expected
     assert 0 < values["entropy_normalised/encoder/00"] <= 1
     assert "nll_loss" in values
@@ -139,5 +146,3 @@ def test_class_names_let_a_plain_run_resume_under_the_monitor():
 def test_unknown_quantity_is_one_message(task):
     with pytest.raises(InputError, match="--monitor entropi .*known are entropy"):
         label_smoothed(task, monitor="entropi")
-
-

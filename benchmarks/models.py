@@ -1,0 +1,76 @@
+"""Models and batches that the benchmarks share: fairseq's own Transformer and ours, same shape, same weights."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import BaseFairseqModel
+from fairseq.models.transformer import TransformerConfig, TransformerModelBase
+
+from speech_mt.models.config import SpectralTransformerConfig
+from speech_mt.models.text_to_text import SpectralTransformer
+
+PAD = 1
+
+
+def task(vocabulary: int) -> SimpleNamespace:
+    """What building a model asks of a translation task."""
+    dictionary = Dictionary()
+    for i in range(vocabulary - len(dictionary)):
+        dictionary.add_symbol(f"w{i}")
+    return SimpleNamespace(
+        source_dictionary=dictionary,
+        target_dictionary=dictionary,
+        cfg=SimpleNamespace(source_lang="de", target_lang="en"),
+    )
+
+
+def build(kind: str, layers: int, dim: int, ffn: int, heads: int, vocabulary: int, **options: object) -> BaseFairseqModel:
+    """``stock`` or ``ours``, from seed 1, embeddings shared, no dropout."""
+    torch.manual_seed(1)
+    sizes = {
+        "encoder_embed_dim": dim,
+        "encoder_ffn_embed_dim": ffn,
+        "encoder_attention_heads": heads,
+        "encoder_layers": layers,
+        "decoder_layers": layers,
+        "share_all_embeddings": True,
+        "dropout": 0.0,
+        "max_source_positions": 1024,
+        "max_target_positions": 1024,
+    }
+    if kind == "ours":
+        return SpectralTransformer.build_model(SpectralTransformerConfig(**sizes, **options), task(vocabulary))
+    decoder = {
+        "decoder_embed_dim": dim,
+        "decoder_input_dim": dim,
+        "decoder_output_dim": dim,
+        "decoder_ffn_embed_dim": ffn,
+        "decoder_attention_heads": heads,
+    }
+    cfg = TransformerConfig.from_namespace(SimpleNamespace(**sizes, **decoder))
+    return TransformerModelBase.build_model(cfg, task(vocabulary))
+
+
+def batch(sentences: int, length: int, vocabulary: int, ragged: bool = True) -> dict:
+    """A batch of sentences of ``length`` tokens; ragged: a quarter of them shorter, padded as fairseq pads."""
+    generator = torch.Generator().manual_seed(0)
+    source, target = (torch.randint(4, vocabulary, (sentences, length), generator=generator) for _ in range(2))
+    if ragged:
+        for i in range(0, sentences, 4):
+            source[i, : length // 4] = PAD
+            target[i, length - length // 4 :] = PAD
+    previous = torch.cat([torch.full((sentences, 1), 2), target[:, :-1]], dim=1)
+    return {
+        "id": torch.arange(sentences),
+        "nsentences": sentences,
+        "ntokens": int((target != PAD).sum()),
+        "target": target,
+        "net_input": {
+            "src_tokens": source,
+            "src_lengths": (source != PAD).sum(1),
+            "prev_output_tokens": previous,
+        },
+    }

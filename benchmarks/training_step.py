@@ -1,0 +1,154 @@
+"""Time of a training step (forward, loss, backward, clip, Adam), all contestants interleaved.
+
+    python benchmarks/training_step.py                    # 6L-6L 512/2048/8, 4,096 tokens
+    python benchmarks/training_step.py --depths           # width 64, from 6L-6L to 100L-100L
+
+Machines are noisy: only ratios within one round count; the table gives their median and quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import torch
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.models import BaseFairseqModel
+from fairseq.optim.adam import Adam
+from models import batch, build, task
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+from speech_mt.criterions.monitored import LabelSmoothedConfig, LabelSmoothedCrossEntropyWithEntropy
+
+
+class PowerIterationEachForward(nn.Module):
+    """sigmaReparam as usually published: a power step in every forward pass, gradient by autograd."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(1))
+        self.register_buffer("u", nn.functional.normalize(torch.randn(weight.shape[1]), dim=0))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        with torch.no_grad():
+            v = nn.functional.normalize(weight @ self.u, dim=0)
+            u = nn.functional.normalize(weight.T @ v, dim=0)
+            self.u.copy_(u)
+        return self.gamma / (v @ weight @ u) * weight
+
+
+def layer_linears(model: nn.Module) -> list[nn.Linear]:
+    return [m for name, m in model.named_modules() if isinstance(m, nn.Linear) and ".layers." in name]
+
+
+def contestants(names: list[str], shape: dict) -> dict[str, BaseFairseqModel]:
+    made = {}
+    for name in names:
+        made[name] = build(
+            "stock" if name == "stock" else "ours", **shape, **({"reparam": "sigma"} if "sigmaReparam" in name else {})
+        )
+        if name == "torch spectral_norm":
+            for linear in layer_linears(made[name]):
+                parametrizations.spectral_norm(linear)
+        if name == "power iteration each forward":
+            for linear in layer_linears(made[name]):
+                parametrization = PowerIterationEachForward(linear.weight)
+                parametrize.register_parametrization(linear, "weight", parametrization)
+    return made
+
+
+def stepper(name: str, model: BaseFairseqModel, sample: dict, vocabulary: int) -> Callable[[], None]:
+    """A function that runs one update of ``model``."""
+    if "monitor" in name:
+        interval = 1 if "every" in name else 10
+        cfg = LabelSmoothedConfig(label_smoothing=0.1, sentence_avg=False, monitor_interval=interval)
+        criterion = LabelSmoothedCrossEntropyWithEntropy.build_criterion(cfg, task(vocabulary))
+    else:
+        criterion = LabelSmoothedCrossEntropyCriterion(task(vocabulary), sentence_avg=False, label_smoothing=0.1)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = Adam(parameters, lr=1e-4)
+    updates = iter(range(10**9))
+
+    def step() -> None:
+        model.set_num_updates(next(updates))
+        optimizer.zero_grad()
+        loss, size, _ = criterion(model, sample)
+        (loss / size).backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0, foreach=False)
+        optimizer.step()
+
+    return step
+
+
+def measure(names: list[str], shape: dict, tokens: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds a step, by contestant and round."""
+    models = contestants(names, shape)
+    sample = batch(tokens // 32, 32, shape["vocabulary"])
+    steps = {name: stepper(name, model.train(), sample, shape["vocabulary"]) for name, model in models.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for name in names:
+        steps[name]()  # warm up
+    for round_ in range(rounds):
+        order = names if round_ % 2 == 0 else names[::-1]
+        for name in order:
+            start = time.perf_counter()
+            steps[name]()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def report(seconds: dict[str, list[float]], pairs: list[tuple[str, str]]) -> str:
+    lines = [f"{'':44} {'median':>8} {'quartiles':>16}"]
+    for name, values in seconds.items():
+        lines.append(f"{name + ', s a step':44} {statistics.median(values):8.3f}")
+    for above, below in pairs:
+        ratios = [a / b for a, b in zip(seconds[above], seconds[below], strict=True)]
+        low, _, high = statistics.quantiles(ratios, n=4)
+        lines.append(f"{above + ' / ' + below:44} {statistics.median(ratios):8.3f} {low:7.3f} to {high:.3f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--depths", action="store_true", help="step time against depth instead")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds, {args.tokens} tokens")
+    if args.depths:
+        shape = SimpleNamespace(dim=64, ffn=256, heads=4, vocabulary=256)
+        base = None
+        for layers in (6, 18, 50, 100):
+            seconds = measure(["ours", "ours + sigmaReparam"], {"layers": layers, **vars(shape)}, 1024, args.rounds)
+            medians = [statistics.median(values) for values in seconds.values()]
+            base = base or medians
+            growth = [m / b / (layers / 6) for m, b in zip(medians, base, strict=True)]
+            print(
+                f"{layers:3}L-{layers}L  plain {medians[0]:.3f} s, sigmaReparam {medians[1]:.3f} s; "
+                f"growth over that of the layers {growth[0]:.2f}, {growth[1]:.2f}"
+            )
+        return
+    names = [
+        "stock",
+        "ours",
+        "ours + monitor",
+        "ours + monitor every update",
+        "ours + sigmaReparam",
+        "torch spectral_norm",
+        "power iteration each forward",
+    ]
+    shape = {"layers": 6, "dim": 512, "ffn": 2048, "heads": 8, "vocabulary": 1000}
+    seconds = measure(names, shape, args.tokens, args.rounds)
+    print(report(seconds, [("ours", "stock")] + [(name, "ours") for name in names[2:]]))
+    print(f"peak memory of all together {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB")
+
+
+if __name__ == "__main__":
+    main()
