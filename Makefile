@@ -17,7 +17,7 @@ $(INSTALLED): setup.py requirements/fairseq.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --require-hashes --no-deps -r requirements/fairseq.txt
 	$(VENV)/bin/pip install --quiet -e '.[demo,dev]'
-	$(VENV)/bin/python -m speech_mt.compat
+	$(VENV)/bin/python -c 'from speech_mt.compat import check_environment; check_environment()'
 	touch $@
 
 demo: $(INSTALLED)

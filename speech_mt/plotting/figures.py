@@ -96,7 +96,7 @@ def make_figure(runs: Sequence[Run], title: str | None = None) -> Figure:
         for run, style in zip(runs, styles, strict=True)
         if any(f"{quantity.name}/{kind}" in run.quantities for quantity, kind in columns)
     ]
-    updates = max(run.last_update for run in runs)
+    updates = max(1, *(run.last_update for run in runs))
     top = (TITLE if title else 0) + LEGEND * ceil((len(runs) + 1) / LEGEND_COLUMNS)
     height = top + SCALARS + LAYERS * len(rows)
     with matplotlib.rc_context(STYLE):

@@ -149,9 +149,7 @@ def _read_scalars(folder: Path) -> dict[str, Series]:
     if not any(IsSummaryEventsFile(path.name) for path in folder.iterdir()):
         return {}
     logging.getLogger("tensorboard").setLevel(logging.ERROR)  # a truncated last record is no news
-    events = EventAccumulator(
-        str(folder), size_guidance={"scalars": 0, "histograms": 1}, purge_orphaned_data=False
-    )
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 1})  # 0: keep all
     events.Reload()
     return {tag: _series(events.Scalars(tag)) for tag in events.Tags()["scalars"]}
 

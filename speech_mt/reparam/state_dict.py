@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from speech_mt.errors import InputError
 from speech_mt.reparam.sigma import Matrix, SigmaReparam
 
 _STATE = "sigma_reparam."
@@ -25,7 +26,7 @@ def _owned_weights(state_dict: StateDict) -> Iterator[tuple[str, list[str]]]:
             owner = prefix.removesuffix(_STATE)
             weights = [name for name in state_dict if name.startswith(owner) and name.endswith(_RAW)]
             if len(weights) != state_dict[key].numel():
-                raise ValueError(
+                raise InputError(
                     f"{key} is for {state_dict[key].numel()} matrices, {owner or 'the model'} has {len(weights)}: "
                     "fused weights with a sigma a chunk need the model itself"
                 )
@@ -45,7 +46,7 @@ def reestimate_state_dict(state_dict: StateDict) -> StateDict:
     """A copy whose u, v and sigma are those of its weights, as after averaging: then ||W_hat|| = |gamma| again.
 
     Raises:
-        ValueError: a weight has a sigma a chunk.
+        InputError: a weight has a sigma a chunk.
     """
     result = dict(state_dict)
     for prefix, weights in _owned_weights(state_dict):
@@ -63,7 +64,7 @@ def fold_state_dict(state_dict: StateDict, positive_gamma: bool = False) -> Stat
         positive_gamma: the model had softplus gammas.
 
     Raises:
-        ValueError: a weight has a sigma a chunk.
+        InputError: a weight has a sigma a chunk.
     """
     hats: StateDict = {}
     for prefix, weights in _owned_weights(state_dict):

@@ -100,9 +100,10 @@ def test_resumed_run_takes_the_later_values(tmp_path):
     assert values.tolist() == [6.0, 5.0, 4.0, 3.0]
 
 
-def test_later_wins_whatever_the_order_of_the_files(tmp_path):
-    write(tmp_path / "train_inner", {"loss": [(10, 1.0), (20, 2.0)]}, walltime=200)
+def test_later_wins_whatever_the_names_of_the_files(tmp_path):
     write(tmp_path / "train_inner", {"loss": [(10, 8.0), (20, 9.0)]}, walltime=100)
+    next((tmp_path / "train_inner").iterdir()).rename(tmp_path / "train_inner" / "events.out.tfevents.9.z")
+    write(tmp_path / "train_inner", {"loss": [(10, 1.0), (20, 2.0)]}, walltime=200)
     assert load_run(tmp_path).scalar("loss").values.tolist() == [1.0, 2.0]
 
 
@@ -206,6 +207,14 @@ def test_all_values_not_finite_still_draws(tmp_path):
     assert any("not finite at 2 of 2" in gid for gid in drawn_lines(make_figure([run])))
     assert last_numbers(run)["max_logit/cross"] == "not finite"
     assert "diverged" in make_report([run])
+
+
+def test_one_point_at_the_start_still_draws(tmp_path):
+    write(tmp_path / "train_inner", {"loss": [(0, 6.0)]} | layered("cosine/encoder", [[0.5]], steps=(0,)))
+    figure = make_figure([load_run(tmp_path, "run")])
+    markers = {line.get_marker() for axes in figure.axes for line in axes.lines if line.get_gid()}
+    assert markers == {"o"}  # a line of one point would not be seen
+    assert figure.axes[0].get_xlim()[1] > 0
 
 
 def test_run_without_monitor_has_its_loss_and_no_row(logdir, tmp_path):
