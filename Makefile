@@ -1,6 +1,7 @@
 # make demo    train, decode, score and look: about 10 minutes on two cores    (SMOKE=1: a few updates of everything)
 # make test    the tests
 # make lint    ruff
+# make bench   speed, against stock fairseq
 # make install the environment alone
 # Each makes .venv if there is none. PYTHON names the interpreter to make it with: 3.11 or 3.12.
 
@@ -8,7 +9,7 @@ VENV := .venv
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint install
+.PHONY: demo test lint install bench
 install: $(INSTALLED)
 
 # The third-party build of fairseq is checked by its SHA-256 before anything else may pull it in.
@@ -28,3 +29,11 @@ test: $(INSTALLED)
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
+
+# Ratios of interleaved runs on a machine with nothing else to do; about 25 minutes on two cores.
+bench: $(INSTALLED)
+	$(VENV)/bin/python benchmarks/aten_calls.py
+	$(VENV)/bin/python benchmarks/training_step.py
+	$(VENV)/bin/python benchmarks/training_step.py --depths --rounds 3
+	$(VENV)/bin/python benchmarks/decoding.py
+	$(VENV)/bin/python benchmarks/bench_entropy.py

@@ -27,7 +27,9 @@ def task(vocabulary: int) -> SimpleNamespace:
     )
 
 
-def build(kind: str, layers: int, dim: int, ffn: int, heads: int, vocabulary: int, **options: object) -> BaseFairseqModel:
+def build(
+    kind: str, layers: int, dim: int, ffn: int, heads: int, vocabulary: int, **options: object
+) -> BaseFairseqModel:
     """``stock`` or ``ours``, from seed 1, embeddings shared, no dropout."""
     torch.manual_seed(1)
     sizes = {

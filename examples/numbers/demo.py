@@ -48,7 +48,7 @@ _TRANSLATION = (
     "--share-all-embeddings --dropout 0 --criterion label_smoothed_cross_entropy_with_entropy --label-smoothing 0.1 "
     "--max-tokens 1600 --lr 2e-3 --warmup-updates 100 --disable-validation"
 )
-_DECODE_TEXT = "--task translation --beam 5 --max-len-b 40 --batch-size 100 --remove-bpe sentencepiece"
+_DECODE_TEXT = "--task translation --beam 1 --max-len-b 40 --batch-size 100 --remove-bpe sentencepiece"
 EXPERIMENTS = (
     Experiment(
         "sigma_reparam",

@@ -1,18 +1,10 @@
-"""fairseq's own commands, run as users run them, with ``--user-dir user_dir`` and fairseq's own transformer.
-
-Each command spends many seconds on imports: they all run once, two at a time, and the tests look at what they left.
-"""
+"""fairseq's own commands, run as users run them, with ``--user-dir user_dir`` and fairseq's own transformer."""
 
 import json
 import os
-import random
 import re
-import shlex
-import subprocess
-import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,15 +12,8 @@ import torch
 
 from speech_mt.checkpoint import load_checkpoint
 
-REPOSITORY = Path(__file__).parents[2]
-BIN = Path(sys.executable).parent
+from .conftest import BIN, PLUGIN, REPOSITORY, Done, Result, losses, running, weights, write_corpus
 
-Done = subprocess.CompletedProcess
-Result = Callable[[str], Done]
-
-SENTENCES = {"train": 60, "valid": 20, "test": 50}
-
-PLUGIN = f"--user-dir '{REPOSITORY / 'user_dir'}'"
 TINY = """--arch transformer --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --decoder-embed-dim 16
     --encoder-ffn-embed-dim 16 --decoder-ffn-embed-dim 16 --encoder-attention-heads 2 --decoder-attention-heads 2
     --optimizer adam --lr 0.01 --batch-size 7 --seed 7 --cpu --log-format json --log-interval 1"""
@@ -88,13 +73,7 @@ class Malicious:
 def folder(tmp_path_factory) -> Path:
     """A folder with a tiny corpus (reversed sentences), a hydra configuration and two bad checkpoints."""
     folder = tmp_path_factory.mktemp("commands")
-    generator = random.Random(1)
-    for split, count in SENTENCES.items():
-        sentences = [
-            [f"w{generator.randrange(30)}" for _ in range(generator.randint(2, 9))] for _ in range(count)
-        ]
-        (folder / f"{split}.de").write_text("".join(" ".join(s) + "\n" for s in sentences))
-        (folder / f"{split}.en").write_text("".join(" ".join(reversed(s)) + "\n" for s in sentences))
+    write_corpus(folder)
     (folder / "plugin").symlink_to(REPOSITORY)
     (folder / "tiny.yaml").write_text(HYDRA)
     torch.save(
@@ -107,31 +86,8 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def result(folder) -> Iterator[Result]:
     """The finished command of a given name."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
-    started: dict[str, Future[Done]] = {}
-
-    def run(before: str | None, command: str) -> Done:
-        if before:
-            started[before].result()
-        return subprocess.run(
-            shlex.split(command), cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-        )
-
-    with ThreadPoolExecutor(2) as pool:
-        for name, command in COMMANDS.items():
-            started[name] = pool.submit(run, *command)
-        yield lambda name: started[name].result()
-
-
-def losses(done: Done) -> dict[str, str]:
-    """From the log: update -> loss."""
-    assert done.returncode == 0, done.stderr
-    lines = re.findall(r"train_inner \| (\{.*\})", done.stdout)
-    return {entry["num_updates"]: entry["loss"] for entry in map(json.loads, lines)}
-
-
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    return load_checkpoint(path)["model"]
+    with running(folder, COMMANDS) as result:
+        yield result
 
 
 def error(done: Done) -> str:

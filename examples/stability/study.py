@@ -1,0 +1,168 @@
+"""The stability study: methods by depth by learning rate, with and without warm-up, on one task.
+
+Trains what is not in OUT/study.csv yet, in order of interest, one run a process, and adds a row after each. Interrupt
+it whenever you like. With --report it trains nothing and writes RESULTS.md, its figures and a copy of the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import importlib.metadata
+import multiprocessing
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+
+from grid import DEPTHS, LEARNING_RATES, METHODS, WARMUPS, Result, Results, Trial, grid, is_wanted, known
+from grid import read_results, write_results
+
+from speech_mt.errors import InputError, run
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+@contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """One study a folder at a time.
+
+    Raises:
+        InputError: another one is running.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{out}: another study runs there; wait for it or give another --out") from None
+        yield
+
+
+def prepare(data: Path) -> str:
+    """The numbers corpus, made unless it is there; returns its binarised folder relative to the repository.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    command = [sys.executable, "examples/numbers/prepare.py", "--out", str(data), "--only", "mt"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InputError(f"cannot make the corpus in {data}: {done.stderr.strip().splitlines()[-1]}")
+    return os.path.relpath(data / "mt" / "bin", ROOT)
+
+
+def commit() -> str:
+    """Of the repository, with -dirty where files differ from it."""
+    command = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def machine() -> str:
+    """Processor, cores and torch."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    processor = names[0] if names else platform.processor() or platform.machine()
+    return f"{processor}, {os.cpu_count()} cores, torch {importlib.metadata.version('torch')}"
+
+
+def train(trial: Trial, *arguments: str) -> Result:
+    """In a worker: import fairseq on the first call, then train."""
+    from fairseq_run import train_and_measure
+
+    return train_and_measure(trial, *arguments)
+
+
+def run_trials(trials: list[Trial], results: Results, table: Path, data: str, jobs: int, minutes: float) -> int:
+    """Run what is wanted of ``trials``, starting none after ``minutes``; returns how many failed.
+
+    A failed run is reported and has no row: the next study tries it again.
+    """
+    out = os.path.relpath(table.parent, ROOT)
+    deadline, told = time.time() + 60 * minutes, (commit(), machine())
+    waiting, running, failed = list(trials), {}, 0
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.chdir(ROOT)
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        while True:
+            while waiting and len(running) < jobs and time.time() < deadline:
+                trial = waiting.pop(0)
+                if is_wanted(trial, results):
+                    running[pool.submit(train, trial, data, f"{out}/{trial.name}", *told)] = trial
+            if not running:
+                return failed
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                failed += not collect(running.pop(future), future, results, table, deadline)
+
+
+def collect(trial: Trial, future: Future, results: Results, table: Path, deadline: float) -> bool:
+    """Add a finished run to the table and say so; False if it failed.
+
+    Raises:
+        InputError: its process was killed.
+    """
+    try:
+        result = future.result()
+    except BrokenProcessPool:
+        raise InputError(f"{trial.name}: a worker was killed, perhaps for want of memory; try fewer --jobs") from None
+    except Exception as error:
+        print(f"{trial.name}: failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return False
+    results[trial] = result
+    write_results(table, results)
+    print(
+        f"{len(results):4} {trial.depth:3}L {trial.method:24} lr {trial.lr:g} warm-up {trial.warmup}: {result.outcome} at "
+        f"{result.updates}, loss {result.loss:.2f}, BLEU {result.bleu:.1f}, {result.seconds:.0f} s; "
+        f"{max(0, deadline - time.time()) / 60:.0f} minutes left",
+        flush=True,
+    )
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "stability", help="table and curves")
+    parser.add_argument(
+        "--data", type=Path, default=ROOT / "runs" / "numbers" / "data", help="the corpus; made if absent"
+    )
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), metavar="NAME", help=", ".join(METHODS))
+    parser.add_argument("--depths", nargs="+", type=int, default=DEPTHS, metavar="N")
+    parser.add_argument("--lrs", nargs="+", type=float, default=LEARNING_RATES, metavar="LR")
+    parser.add_argument("--warmups", nargs="+", type=int, choices=WARMUPS, default=WARMUPS, metavar="N", help="100, 0")
+    parser.add_argument("--updates", type=int, default=300, help="at most, a run; a multiple of 10")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time, one core each")
+    parser.add_argument(
+        "--budget", type=float, default=float("inf"), metavar="MINUTES", help="start no run after these"
+    )
+    parser.add_argument("--report", action="store_true", help="write RESULTS.md and its figures from the table")
+    parser.add_argument("--results", type=Path, default=HERE, help="folder for RESULTS.md and its figures")
+    args = parser.parse_args()
+    table = args.out.resolve() / "study.csv"
+    if args.report:
+        from stability_report import write_report
+
+        return write_report(table, args.results)
+    if args.updates < 10 or args.updates % 10 or args.jobs < 1:
+        raise InputError(f"--updates {args.updates} --jobs {args.jobs}: a multiple of 10, and at least 1")
+    with alone_in(table.parent):
+        data = prepare(args.data.resolve())
+        results = read_results(table)
+        cells = grid(known(args.methods), args.depths, args.lrs, args.warmups, args.seed, args.updates)
+        trials = [trial for trial in cells if trial not in results]
+        print(f"{table}: {len(results)} rows; {len(trials)} runs to go", flush=True)
+        failed = run_trials(trials, results, table, data, args.jobs, args.budget)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    run(main)
