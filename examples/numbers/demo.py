@@ -46,7 +46,7 @@ _TRANSLATION = (
     "--task translation --encoder-layers 18 --decoder-layers 18 --encoder-embed-dim 64 --decoder-embed-dim 64 "
     "--encoder-ffn-embed-dim 256 --decoder-ffn-embed-dim 256 --encoder-attention-heads 4 --decoder-attention-heads 4 "
     "--share-all-embeddings --dropout 0 --criterion label_smoothed_cross_entropy_with_entropy --label-smoothing 0.1 "
-    "--max-tokens 1600 --lr 2e-3 --warmup-updates 100 --disable-validation"
+    "--max-tokens 1600 --lr 2e-3 --lr-scheduler inverse_sqrt --warmup-updates 100 --disable-validation"
 )
 _DECODE_TEXT = "--task translation --beam 1 --max-len-b 40 --batch-size 100 --remove-bpe sentencepiece"
 EXPERIMENTS = (
@@ -64,9 +64,10 @@ EXPERIMENTS = (
         "speech",
         "speech, 4L CTC encoder",
         "speech",
-        600,
+        900,
         "--task speech_manifest --arch spectral_ctc_transformer_tiny --criterion ctc_with_entropy "
-        "--batch-size 24 --lr 1e-3 --warmup-updates 100 --best-checkpoint-metric wer --num-workers 0",
+        "--batch-size 24 --lr 2e-3 --lr-scheduler polynomial_decay --warmup-updates 100 --total-num-update 900 "
+        "--best-checkpoint-metric wer --num-workers 0",
         "--task speech_manifest --batch-size 50",
         "WER",
         "encoder",
@@ -83,7 +84,7 @@ EXPERIMENTS = (
     ),
 )
 _TRAIN = (
-    "--user-dir user_dir --cpu --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 --lr-scheduler inverse_sqrt "
+    "--user-dir user_dir --cpu --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 "
     "--monitor entropy,smoothing --log-format simple --log-interval 10 --seed 1 "
     "--save-interval-updates 100 --keep-interval-updates 1 --no-epoch-checkpoints"
 )

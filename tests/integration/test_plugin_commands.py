@@ -32,8 +32,8 @@ COMMANDS = {
     ),
     "vocabulary": (None, f"{SCRIPTS}/build_vocabulary.py speech/train.tsv"),
     "straight": ("preprocess", f"{SIGMA} --max-update 6 --save-interval-updates 3 --save-dir straight"),
-    "two updates": ("preprocess", f"{SIGMA} {SHORT} --update-freq 2"),
-    "two ranks": ("preprocess", f"{TWO_RANKS} {SHORT}"),
+    "two updates": ("preprocess", f"{SIGMA} {SHORT} --dropout 0 --update-freq 2"),
+    "two ranks": ("preprocess", f"{TWO_RANKS} {SHORT} --dropout 0"),
     "recomputed": ("preprocess", f"{SIGMA} {SHORT} --checkpoint-activations"),
     "bf16": ("preprocess", f"{SIGMA} {SHORT} --bf16"),
     "memory-efficient fp16": ("preprocess", f"{SIGMA} {SHORT} --memory-efficient-fp16 --fp16-init-scale 4"),
@@ -43,10 +43,10 @@ COMMANDS = {
     "again": ("straight", f"fairseq-generate bin {PLUGIN} {DECODE} --path straight/checkpoint_last.pt"),
     "fold": ("straight", f"{SCRIPTS}/fold_checkpoint.py straight/checkpoint_last.pt folded.pt"),
     "stock generate": ("fold", f"fairseq-generate bin {DECODE} --path folded.pt"),
-    "reparam from": ("fold", f"{OURS} {SHORT} --reparam sigma --reparam-from folded.pt --lr 1e-9"),
+    "reparam from": ("fold", f"{OURS} {SHORT} --reparam sigma --reparam-from folded.pt --dropout 0"),
     "plain from": ("fold", f"fairseq-train bin {PLUGIN} --arch transformer {SIZE} --decoder-embed-dim 16 "
                            f"--decoder-ffn-embed-dim 32 --decoder-attention-heads 2 {COMMON} {LABEL_SMOOTHED} {SHORT} "
-                           "--finetune-from-model folded.pt --lr 1e-9"),
+                           "--finetune-from-model folded.pt --dropout 0"),
     "average": ("straight", f"{SCRIPTS}/average_checkpoints.py --inputs straight/checkpoint_1_3.pt "
                             "straight/checkpoint_last.pt --output average.pt"),
     "average generate": ("average", f"fairseq-generate bin {PLUGIN} {DECODE} --path average.pt"),
@@ -68,17 +68,16 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plugin")
     write_corpus(folder)
     generator = np.random.default_rng(0)
-    (folder / "speech").mkdir()
+    (folder / "speech" / "audio").mkdir(parents=True)
     for split in ("train", "valid", "test"):
         rows = []
         for i in range(5):
             seconds = 0.5 + 0.1 * i
-            time = np.arange(int(16000 * seconds)) / 16000
-            soundfile.write(
-                folder / "speech" / f"{split}{i}.flac", 0.3 * np.sin(time * generator.integers(500, 5000)), 16000
-            )
+            audio = f"audio/{split}{i}.flac"
+            tone = np.sin(np.arange(int(16000 * seconds)) / 16000 * generator.integers(500, 5000))
+            soundfile.write(folder / "speech" / audio, 0.3 * tone, 16000)
             text = ["two", "six ten", "one", "nine", "ten two"][i]
-            rows.append({"id": f"{split}{i}", "audio": f"{split}{i}.flac", "duration": seconds, "text": text})
+            rows.append({"id": f"{split}{i}", "audio": audio, "duration": seconds, "text": text})
         write_manifest(folder / "speech" / f"{split}.tsv", [row | {"speaker": "tone"} for row in rows])
     return folder
 
@@ -100,7 +99,10 @@ def test_a_resumed_training_is_the_uninterrupted_one(result, folder):
 
 
 def test_two_ranks_are_one_process_with_twice_the_update_frequency(result):
-    assert losses(result("two ranks")) == losses(result("two updates"))
+    """Without dropout, whose random numbers differ; up to the order of summation, which shows in the last digit."""
+    ranks, updates = losses(result("two ranks")), losses(result("two updates"))
+    assert list(ranks) == list(updates) == ["1", "2", "3"]
+    assert all(float(ranks[update]) == pytest.approx(float(updates[update]), abs=2e-3) for update in ranks)
 
 
 def test_activation_checkpointing_changes_no_loss(result):
@@ -156,7 +158,7 @@ def test_entropy_is_in_the_training_log(result):
 
 @pytest.mark.parametrize("model", ["ctc", "s2t"])
 def test_speech_models_train_and_decode_every_utterance(result, model):
-    assert losses(result(model)).keys() == {"1"} | ({"2"} if len(losses(result(model))) == 2 else set())
+    assert list(losses(result(model))) == ["1", "2"]
     lines = hypotheses(result(f"{model} generate"))
     assert {line.split("\t")[0] for line in lines if line.startswith("H-")} == {f"H-{i}" for i in range(5)}
 
