@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from speech_mt.compat import checkpoints, data, logs, mistakes, options, precision, processes
+from speech_mt.compat import checkpoints, data, logs, mistakes, nan_detector, options, precision, processes
 from speech_mt.compat.environment import check_environment
 
 __all__ = ["FIXES", "Fix", "apply", "check_environment"]
@@ -111,6 +111,13 @@ FIXES: tuple[Fix, ...] = (
         NEVER,
         precision.fp16_asks_for_a_gpu,
         precision.fp16_on_cpu,
+    ),
+    Fix(
+        "a NaN or Inf gradient ends in fairseq's message about it",
+        "its NanDetector hooks every module the old way, which raises StopIteration on an encoder's dict of lists",
+        "it uses full backward hooks",
+        nan_detector.detector_uses_legacy_hooks,
+        nan_detector.watch_leaves_with_full_hooks,
     ),
     Fix(
         "torchrun fairseq-train trains one model, on CPUs too",

@@ -389,3 +389,14 @@ def test_what_rank_0_sends_on_resuming_loads_with_weights_only(fairseq, tmp_path
     received = torch.load(tmp_path / "sent")
     assert received == sent
     assert OmegaConf.is_struct(received["cfg"])
+
+
+def test_the_search_for_a_nan_names_the_module_and_raises_nothing(fairseq, text_model, text_batch, caplog):
+    """A NaN gradient that begins in the decoder's first layer; fairseq's own hooks raise StopIteration there."""
+    from fairseq.nan_detector import NanDetector
+
+    model = text_model()
+    model.decoder.layers[0].fc1.register_full_backward_hook(lambda *_: (torch.full((4, 7, 32), float("nan")),))
+    with caplog.at_level(logging.WARNING), NanDetector(model):
+        model(**text_batch["net_input"])[0].sum().backward()
+    assert "NaN detected in output of decoder.layers.0" in caplog.text
