@@ -228,12 +228,13 @@ class SigmaReparam(nn.Module):
             raw, us, vs, gamma, sigma = (values[start:stop] for values in (raw, us, vs, gamma, sigma))
         weights = [_full_precision(w) for w in raw]
         with torch.autocast(self.u.device.type, enabled=False):
-            if not self.training:  # the weights may have moved since the last power step
+            if not self.training:  # the weights, or an average of u, may have moved since: one step, not kept
                 with torch.no_grad():
-                    sigma = _floored(
-                        torch.stack([v.dot(w.mv(u)) for w, u, v in zip(weights, us, vs, strict=True)])
-                    )
-            hats = _Normalize.apply(gamma, sigma, us, vs, *weights)
+                    us = [F.normalize(u, dim=0) for u in us]
+                    images = [w.mv(u) for w, u in zip(weights, us, strict=True)]
+                    vs = [F.normalize(image, dim=0) for image in images]
+                    sigma = _floored(torch.stack(torch._foreach_norm(images)))
+            hats = _Normalize.apply(gamma, sigma, tuple(us), tuple(vs), *weights)
         return [hat if hat.dtype == w.dtype else hat.to(w.dtype) for hat, w in zip(hats, raw, strict=True)]
 
     def weight_hat(self, index: int) -> Tensor:

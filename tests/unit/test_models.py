@@ -150,3 +150,32 @@ def test_speech_encoder_decoder_with_a_ctc_head(s2t_model, speech_batch):
     assert frames.tolist() == [15, 11]
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(15, 2))
     assert s2t_model().encoder.ctc_proj is None
+
+
+@pytest.mark.parametrize(("layers", "millions"), [(6, 44.1), (18, 132.4), (50, 367.8), (100, 735.6)])
+def test_named_depths_have_the_papers_width(task, layers, millions):
+    """Parameters without embeddings, in millions, of 512/2048/8 encoder-decoders."""
+    from argparse import Namespace
+
+    from fairseq.models import ARCH_CONFIG_REGISTRY
+
+    from speech_mt.models.config import SpectralTransformerConfig
+    from speech_mt.models.text_to_text import SpectralTransformer
+
+    args = Namespace()
+    ARCH_CONFIG_REGISTRY[f"spectral_transformer_{layers}l"](args)
+    cfg = SpectralTransformerConfig(**vars(args), max_source_positions=20, max_target_positions=20)
+    with torch.device("meta"):
+        model = SpectralTransformer.build_model(cfg, task)
+    in_layers = sum(p.numel() for name, p in model.named_parameters() if ".layers." in name)
+    assert in_layers / 1e6 == pytest.approx(millions, abs=0.06)
+
+
+def test_tiny_depths_are_of_width_64_and_the_command_line_wins():
+    from argparse import Namespace
+
+    from fairseq.models import ARCH_CONFIG_REGISTRY
+
+    args = Namespace(encoder_layers=7)
+    ARCH_CONFIG_REGISTRY["spectral_transformer_18l_tiny"](args)
+    assert (args.encoder_layers, args.decoder_layers, args.encoder_embed_dim) == (7, 18, 64)

@@ -108,7 +108,9 @@ def test_gradient_of_many_weights_against_autograd_and_its_own_derivative():
         with torch.no_grad():
             for p, d in zip(parameters, direction, strict=True):
                 p.add_(d, alpha=step)
-        net.eval()  # sigma = v^T W u of the moved weight, u and v held
+        for _, state in states(net):  # sigma = v^T W u of the moved weights, u and v held
+            pairs = zip(state.matrices, *state._split(), strict=True)
+            state.sigma.copy_(torch.stack([v @ matrix.raw().detach() @ u for matrix, u, v in pairs]))
         result = torch.autograd.grad(net(TOKENS).square().sum(), parameters)
         with torch.no_grad():
             for p, d in zip(parameters, direction, strict=True):
@@ -204,6 +206,16 @@ def test_evaluation_changes_no_buffer_and_repeats_exactly():
     with torch.no_grad():
         assert torch.equal(net(TOKENS), net(TOKENS))
     assert all(torch.equal(before[name], buffer) for name, buffer in net.named_buffers())
+
+
+def test_evaluation_does_not_trust_the_length_of_u():
+    """An exponential moving average of checkpoints also averages u and v, which are then no unit vectors."""
+    net = model(svd=True).eval()
+    before = net(TOKENS)
+    for _, state in states(net):
+        state.u.mul_(0.3)
+        state.v.zero_()
+    torch.testing.assert_close(net(TOKENS), before)
 
 
 def test_evaluation_sees_weights_that_change_in_place():
