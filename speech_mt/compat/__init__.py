@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from speech_mt.compat import checkpoints, data, logs, mistakes, nan_detector, options, precision, processes
+from speech_mt.compat import checkpoints, data, logs, mistakes, nan_detector, options, precision, prefetch, processes
 from speech_mt.compat.environment import check_environment
 
 __all__ = ["FIXES", "Fix", "apply", "check_environment"]
@@ -90,6 +90,13 @@ FIXES: tuple[Fix, ...] = (
         "fairseq keeps it",
         data.last_batch_is_dropped,
         data.keep_last_batch,
+    ),
+    Fix(
+        "a training that ends within an epoch exits cleanly",
+        "the thread that prefetches batches is killed inside C++ code when Python exits: 'terminate called', code -6",
+        "fairseq joins it (Python 3.14 no longer kills threads)",
+        prefetch.prefetching_outlives_the_training,
+        prefetch.end_prefetching_at_exit,
     ),
     Fix(
         "audio is resampled and mixed down without sox",

@@ -400,3 +400,29 @@ def test_the_search_for_a_nan_names_the_module_and_raises_nothing(fairseq, text_
     with caplog.at_level(logging.WARNING), NanDetector(model):
         model(**text_batch["net_input"])[0].sum().backward()
     assert "NaN detected in output of decoder.layers.0" in caplog.text
+
+
+def test_prefetching_ends_before_python_does():
+    """Killed inside C++ code, its thread would abort the process; here it sleeps in Python and must be waited for."""
+    program = """
+import atexit, time
+from speech_mt import compat
+compat.apply()
+from fairseq.data.iterators import BufferedIterator
+
+class Batches:
+    def __len__(self):
+        return 1000
+    def __iter__(self):
+        for i in range(1000):
+            time.sleep(0.01)
+            yield i
+
+batches = BufferedIterator(2, Batches())
+print([next(batches) for _ in range(3)])
+atexit._run_exitfuncs()
+print(batches._consumer.is_alive())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["[0, 1, 2]", "False"]
