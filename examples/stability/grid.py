@@ -61,8 +61,9 @@ class Trial:
             f"--share-all-embeddings --dropout 0 {METHODS[self.method]} "
             "--criterion label_smoothed_cross_entropy_with_entropy --label-smoothing 0.1 --monitor entropy,smoothing "
             f"--optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 --lr {self.lr:g} {schedule} "
-            f"--max-tokens 1600 --max-update {self.max_updates} --seed {self.seed} --log-format simple --log-interval 10 "
-            f"--disable-validation --no-save --save-dir {shlex.quote(folder)} --tensorboard-logdir {shlex.quote(folder)}"
+            f"--max-tokens 1600 --max-update {self.max_updates} --seed {self.seed} --num-workers 0 "
+            "--log-format simple --log-interval 10 --disable-validation --no-save "
+            f"--save-dir {shlex.quote(folder)} --tensorboard-logdir {shlex.quote(folder)}"
         )
 
 

@@ -1,7 +1,8 @@
 """The stability study: methods by depth by learning rate, with and without warm-up, on one task.
 
 Trains what is not in OUT/study.csv yet, in order of interest, one run a process, and adds a row after each. Interrupt
-it whenever you like. With --report it trains nothing and writes RESULTS.md, its figures and a copy of the table.
+it whenever you like: only the runs of that moment are lost. With --report it trains nothing and writes RESULTS.md, its
+figures and a copy of the table.
 """
 
 from __future__ import annotations
@@ -9,20 +10,35 @@ from __future__ import annotations
 import argparse
 import fcntl
 import importlib.metadata
+import logging
 import multiprocessing
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
 
-from grid import DEPTHS, LEARNING_RATES, METHODS, WARMUPS, Result, Results, Trial, grid, is_wanted, known
-from grid import read_results, write_results
+from grid import (
+    DEPTHS,
+    LEARNING_RATES,
+    METHODS,
+    WARMUPS,
+    Result,
+    Results,
+    Trial,
+    grid,
+    is_wanted,
+    known,
+    read_results,
+    write_results,
+)
 
 from speech_mt.errors import InputError, run
 
@@ -60,10 +76,14 @@ def prepare(data: Path) -> str:
 
 
 def commit() -> str:
-    """Of the repository, with -dirty where files differ from it."""
-    command = ["git", "describe", "--always", "--dirty"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    """Of the repository, with -dirty where what is trained differs from it."""
+
+    def git(*arguments: str) -> subprocess.CompletedProcess:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    head = git("rev-parse", "--short", "HEAD").stdout.strip()
+    clean = git("diff", "--quiet", "HEAD", "--", "speech_mt", "user_dir").returncode == 0
+    return (head if clean else f"{head}-dirty") if head else "unknown"
 
 
 def machine() -> str:
@@ -76,7 +96,9 @@ def machine() -> str:
 
 
 def train(trial: Trial, *arguments: str) -> Result:
-    """In a worker: import fairseq on the first call, then train."""
+    """In a worker: import fairseq on the first call, without its many notes, then train."""
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
     from fairseq_run import train_and_measure
 
     return train_and_measure(trial, *arguments)
@@ -93,15 +115,20 @@ def run_trials(trials: list[Trial], results: Results, table: Path, data: str, jo
     os.environ["OMP_NUM_THREADS"] = "1"
     os.chdir(ROOT)
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        while True:
-            while waiting and len(running) < jobs and time.time() < deadline:
-                trial = waiting.pop(0)
-                if is_wanted(trial, results):
-                    running[pool.submit(train, trial, data, f"{out}/{trial.name}", *told)] = trial
-            if not running:
-                return failed
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                failed += not collect(running.pop(future), future, results, table, deadline)
+        try:
+            while True:
+                while waiting and len(running) < jobs and time.time() < deadline:
+                    trial = waiting.pop(0)
+                    if is_wanted(trial, results):
+                        running[pool.submit(train, trial, data, f"{out}/{trial.name}", *told)] = trial
+                if not running:
+                    return failed
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    failed += not collect(running.pop(future), future, results, table, deadline)
+        except KeyboardInterrupt:
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            raise
 
 
 def collect(trial: Trial, future: Future, results: Results, table: Path, deadline: float) -> bool:
@@ -120,8 +147,8 @@ def collect(trial: Trial, future: Future, results: Results, table: Path, deadlin
     results[trial] = result
     write_results(table, results)
     print(
-        f"{len(results):4} {trial.depth:3}L {trial.method:24} lr {trial.lr:g} warm-up {trial.warmup}: {result.outcome} at "
-        f"{result.updates}, loss {result.loss:.2f}, BLEU {result.bleu:.1f}, {result.seconds:.0f} s; "
+        f"{len(results):4} {trial.depth:3}L {trial.method:24} lr {trial.lr:g} warm-up {trial.warmup}: {result.outcome} "
+        f"at {result.updates}, loss {result.loss:.2f}, BLEU {result.bleu:.1f}, {result.seconds:.0f} s; "
         f"{max(0, deadline - time.time()) / 60:.0f} minutes left",
         flush=True,
     )
@@ -147,15 +174,16 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="write RESULTS.md and its figures from the table")
     parser.add_argument("--results", type=Path, default=HERE, help="folder for RESULTS.md and its figures")
     args = parser.parse_args()
-    table = args.out.resolve() / "study.csv"
+    table = args.out.absolute() / "study.csv"
     if args.report:
         from stability_report import write_report
 
         return write_report(table, args.results)
     if args.updates < 10 or args.updates % 10 or args.jobs < 1:
         raise InputError(f"--updates {args.updates} --jobs {args.jobs}: a multiple of 10, and at least 1")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with alone_in(table.parent):
-        data = prepare(args.data.resolve())
+        data = prepare(args.data.absolute())
         results = read_results(table)
         cells = grid(known(args.methods), args.depths, args.lrs, args.warmups, args.seed, args.updates)
         trials = [trial for trial in cells if trial not in results]
