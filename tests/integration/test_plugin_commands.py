@@ -50,6 +50,11 @@ COMMANDS = {
     "average": ("straight", f"{SCRIPTS}/average_checkpoints.py --inputs straight/checkpoint_1_3.pt "
                             "straight/checkpoint_last.pt --output average.pt"),
     "average generate": ("average", f"fairseq-generate bin {PLUGIN} {DECODE} --path average.pt"),
+    "hydra": ("preprocess", f"fairseq-hydra-train --config-dir '{REPOSITORY}/examples/numbers/config' --config-name "
+                            "sigma_reparam 'task.data=${hydra:runtime.cwd}/bin' "
+                            "'common.user_dir=${hydra:runtime.cwd}/plugin/user_dir' "
+                            "model.encoder_layers=1 model.decoder_layers=1 optimization.max_update=2 "
+                            "common.log_format=json common.log_interval=1"),
     "ctc": ("vocabulary", f"{SPEECH} --arch spectral_ctc_transformer_tiny --encoder-layers 2 --encoder-embed-dim 16 "
                           "--encoder-attention-heads 2 --reparam sigma --criterion ctc_with_entropy --specaugment lb "
                           "--best-checkpoint-metric wer --save-dir ctc"),
@@ -67,6 +72,7 @@ def folder(tmp_path_factory):
     """A folder with a tiny parallel corpus, and tones of random pitch that say words."""
     folder = tmp_path_factory.mktemp("plugin")
     write_corpus(folder)
+    (folder / "plugin").symlink_to(REPOSITORY)
     generator = np.random.default_rng(0)
     (folder / "speech" / "audio").mkdir(parents=True)
     for split in ("train", "valid", "test"):
@@ -154,6 +160,15 @@ def test_entropy_is_in_the_training_log(result):
     expected = {f"entropy/{kind}/{layer:02d}" for kind in ("encoder", "decoder", "cross") for layer in (0, 1)}
     assert expected <= entry.keys()
     assert all(0 < float(entry[name]) < 3 for name in expected)
+
+
+def test_hydra_trains_and_gamma_has_a_learning_rate_of_its_own(result):
+    done = result("hydra")
+    assert done.returncode == 0, done.stderr
+    log = done.stdout + done.stderr
+    assert re.search(r"Group : gamma:.*'lr': \[0\.004\]", log)
+    assert re.search(r"sigma reparametrises 16 weights", log)
+    assert re.search(r'"num_updates": "2"', log)
 
 
 @pytest.mark.parametrize("model", ["ctc", "s2t"])
