@@ -88,6 +88,7 @@ def stock_model_cfg(model_cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stock_criterion(criterion: dict[str, Any]) -> dict[str, Any]:
-    stock = {key: value for key, value in criterion.items() if not key.startswith(("monitor", "z_loss"))}
+    ours = ("monitor", "z_loss", "on_collapse", "collapse_patience", "sharpness_interval", "temperature_intervention")
+    stock = {key: value for key, value in criterion.items() if not key.startswith(ours)}
     stock["_name"] = _STOCK_CRITERIONS.get(stock["_name"], stock["_name"])
     return stock

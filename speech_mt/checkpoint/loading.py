@@ -75,7 +75,7 @@ def check_checkpoint(path: str | os.PathLike[str]) -> set[str]:
         raise InputError(f"{path}: an empty file, not a checkpoint; use an older one")
     with path.open("rb") as file:
         begins_as_zip = file.read(4) == b"PK\x03\x04"
-    if not zipfile.is_zipfile(path):
+    if not _is_zip(path):
         if begins_as_zip:
             raise InputError(f"{path}: cut short: the end of the file is missing; use an older checkpoint")
         _load(path, used=set())
@@ -89,6 +89,13 @@ def check_checkpoint(path: str | os.PathLike[str]) -> set[str]:
     if refused and not trusted():
         raise _refused(path, refused)
     return found & set(ALLOWED_GLOBALS)
+
+
+def _is_zip(path: str | os.PathLike[str]) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile as error:  # some damage of the directory at its end
+        raise _unloadable(path, error) from error
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -113,7 +120,7 @@ def _load(path: str | os.PathLike[str], used: set[str]) -> Any:
     allowed = [item for item in map(resolve_global, names) if item not in registered]
     try:
         with torch.serialization.safe_globals(allowed):
-            mmap = zipfile.is_zipfile(path) or None
+            mmap = _is_zip(path) or None
             return torch.load(path, map_location="cpu", weights_only=not trusted(), mmap=mmap)
     except Exception as error:  # damaged bytes raise anything
         raise _unloadable(path, error) from error

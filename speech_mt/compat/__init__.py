@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from speech_mt.compat import checkpoints, data, logs, mistakes, nan_detector, options, precision, prefetch, processes
+from speech_mt.compat import checkpoints, data, empty_hypotheses, logs, mistakes, nan_detector, options, precision, prefetch, processes
 from speech_mt.compat.environment import check_environment
 
 __all__ = ["FIXES", "Fix", "apply", "check_environment"]
@@ -90,6 +90,13 @@ FIXES: tuple[Fix, ...] = (
         "fairseq keeps it",
         data.last_batch_is_dropped,
         data.keep_last_batch,
+    ),
+    Fix(
+        "an empty hypothesis is scored",
+        "fairseq-generate and --eval-bleu end in a segmentation fault, or divide by 0 if all of them are empty",
+        NEVER,
+        empty_hypotheses.empty_hypothesis_crashes,
+        empty_hypotheses.score_empty_hypotheses,
     ),
     Fix(
         "a training that ends within an epoch exits cleanly",

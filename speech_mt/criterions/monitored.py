@@ -2,7 +2,9 @@
 
 # fairseq reads the types of options when it runs: no "from __future__ import annotations" here.
 
+import logging
 from dataclasses import dataclass, field
+from typing import ClassVar, Optional
 
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.criterions.label_smoothed_cross_entropy import (
@@ -13,14 +15,24 @@ from fairseq.criterions.label_smoothed_cross_entropy_with_ctc import (
     LabelSmoothedCrossEntropyWithCtcCriterion,
     LabelSmoothedCrossEntropyWithCtcCriterionConfig,
 )
-from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.distributed.utils import get_global_rank
+from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from speech_mt.criterions.ctc import CtcCriterion, CtcCriterionConfig
+from speech_mt.criterions.sharpness_probe import SharpnessProbe
 from speech_mt.criterions.z_loss import z_loss
-from speech_mt.diagnostics.monitor import QUANTITIES, Monitor, log_statistics
+from speech_mt.diagnostics import tensorboard, training_loop
+from speech_mt.diagnostics.collapse import Collapse, CollapseDetector
+from speech_mt.diagnostics.monitor import DEFAULT_QUANTITIES, QUANTITIES, Measured, Monitor
+from speech_mt.diagnostics.temperature import TemperatureIntervention
+from speech_mt.diagnostics.tensorboard import Board
+from speech_mt.diagnostics.training_loop import ON_COLLAPSE
 from speech_mt.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -28,35 +40,93 @@ class MonitorConfig(FairseqDataclass):
     """Options that every monitored criterion has."""
 
     monitor: str = field(
-        default="entropy", metadata={"help": f"what to measure: a comma-separated list of {', '.join(QUANTITIES)}"}
+        default=",".join(DEFAULT_QUANTITIES),
+        metadata={"help": f"what to measure: a comma-separated list of {', '.join(QUANTITIES)}"},
     )
-    monitor_interval: int = field(default=10, metadata={"help": "measure training on every N-th update"})
+    monitor_interval: int = field(
+        default=10, metadata={"help": "measure the first update and every N-th; spectra on every tenth of these"}
+    )
+    sharpness_interval: int = field(
+        default=1000,
+        metadata={"help": "measure sharpness, on a fixed batch, every N updates; it costs as much as some 100 updates"},
+    )
+    on_collapse: ChoiceEnum(ON_COLLAPSE) = field(
+        default="warn", metadata={"help": "when attention collapses: warn; or also stop, or save a checkpoint"}
+    )
+    collapse_patience: int = field(
+        default=200, metadata={"help": "rank collapse: updates for which tokens are alike and the loss stands still"}
+    )
+    temperature_intervention: Optional[str] = field(
+        default=None,
+        metadata={
+            "help": "UPDATE:FACTOR:LAYERS, an experiment: from UPDATE on, attention logits are multiplied by FACTOR in "
+            "LAYERS of our models: all, or a list such as encoder.0-3,cross.5; a checkpoint does not keep it"
+        },
+    )
     z_loss: float = field(default=0.0, metadata={"help": "weight of log^2 Z, e.g. 1e-4 (arXiv 2204.02311); 0: off"})
 
 
 class Monitored:
-    """Mixin: runs the loss under a :class:`Monitor` and logs what it measured."""
+    """Mixin: runs the loss under a :class:`Monitor`, logs what it measured and looks for collapse.
 
+    Attributes:
+        collapses: what ``on_collapse`` has still to be done about.
+    """
+
+    running: ClassVar["Monitored | None"] = None  # fairseq reduces metrics by the class: of the one that ran last
     watcher: Monitor
+    detector: CollapseDetector
+    board: Board
+    collapses: list[Collapse]
+    on_collapse: str
+    intervention: TemperatureIntervention | None
+    sharpness_probe: SharpnessProbe | None
     z_loss: float
+    _sharpness: float | None = None
 
     @classmethod
     def build_criterion(cls, cfg: MonitorConfig, task: FairseqTask) -> FairseqCriterion:
         """The criterion with its monitor.
 
         Raises:
-            InputError: ``--monitor`` names something unknown, or the interval is not positive.
+            InputError: an option that is none, with what it should be.
         """
         criterion = super().build_criterion(cfg, task)
+        quantities = list(filter(None, cfg.monitor.split(",")))
         try:
-            criterion.watcher = Monitor(list(filter(None, cfg.monitor.split(","))), cfg.monitor_interval)
+            criterion.watcher = Monitor(quantities, cfg.monitor_interval)
         except ValueError as error:
             raise InputError(f"--monitor {cfg.monitor} --monitor-interval {cfg.monitor_interval}: {error}") from None
+        try:
+            criterion.detector = CollapseDetector(cfg.collapse_patience)
+        except ValueError as error:
+            raise InputError(f"--collapse-patience {cfg.collapse_patience}: {error}") from None
+        try:
+            probe = SharpnessProbe(cfg.sharpness_interval)
+        except ValueError as error:
+            raise InputError(f"--sharpness-interval {cfg.sharpness_interval}: {error}") from None
+        criterion.sharpness_probe = probe if "sharpness" in quantities else None
+        criterion.collapses, criterion.on_collapse = [], str(cfg.on_collapse)
+        text = cfg.temperature_intervention
+        criterion.intervention = None if text is None else TemperatureIntervention.parse(text)
+        criterion.board = Board(quantities)
         criterion.z_loss = cfg.z_loss
+        tensorboard.install(criterion.board)
+        training_loop.install()
         return criterion
 
     def forward(self, model: nn.Module, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict]:
         """The stock loss and log, and the monitor's sums."""
+        Monitored.running = self
+        plain = self.watcher.attach(model)
+        clock = self.watcher.clock
+        if clock.num_updates is None:  # it came to the model after fairseq told the number
+            clock.num_updates = _last("default", "num_updates") or 0
+        if self.intervention is not None:
+            self.intervention.apply(self.watcher.attentions, clock.num_updates)
+        probe = self.sharpness_probe
+        if probe is not None and model.training and get_global_rank() == 0 and probe.is_due(clock.num_updates):
+            self._sharpness = probe.measure(super().forward, plain, sample, clock.num_updates)
         target_input = sample["net_input"].get("prev_output_tokens")
         padding_mask = None if target_input is None else target_input.eq(self.padding_idx)
         with self.watcher.watch(model, padding_mask):
@@ -68,7 +138,54 @@ class Monitored:
     def reduce_metrics(cls, logging_outputs: list[dict]) -> None:
         """The stock metrics, and a number a layer of what was measured."""
         super().reduce_metrics(logging_outputs)
-        log_statistics(logging_outputs)
+        if cls.running is not None:
+            cls.running._report(logging_outputs)
+
+    def _report(self, logging_outputs: list[dict]) -> None:
+        """Once an update, on all ranks: log, look for collapse, and keep what TensorBoard is to show."""
+        measured = self.watcher.reduce(logging_outputs)
+        if measured is not None:
+            log_measured(measured)
+        if not self.watcher.in_training:
+            return
+        update = self.watcher.clock.num_updates + 1
+        loss = float(metrics.get_active_aggregators()[-1]["loss"].val)
+        collapses = self.detector.update(update, loss, _last("default", "gnorm"), measured)
+        self.watcher.wants_cosine = self.detector.wants_cosine
+        if self._sharpness is not None:
+            metrics.log_scalar("sharpness", self._sharpness, round=6)
+            self._sharpness = None
+        metrics.log_scalar("spike_score", self.detector.spikes.score, weight=0, round=6)
+        if measured is not None:
+            self.board.note(update, measured)
+        for collapse in collapses:
+            self.board.warn(collapse)
+            if get_global_rank() == 0:
+                logger.warning(str(collapse))
+        if self.on_collapse != "warn":
+            self.collapses += collapses
+
+
+def log_measured(measured: Measured) -> None:
+    """Log through fairseq's metrics, a number a layer: in the training log and in TensorBoard.
+
+    ``entropy/<kind>/<layer>`` is the mean over heads and queries in nats, ``entropy_normalised/...`` that of entropy
+    over log(visible keys), ``max_logit/...`` the largest of all heads; ``cosine/<stack>/<layer>``, ``hfc_lfc`` and
+    ``rank_residual`` are means over sentences; ``gamma``, ``spectral_norm`` and the like are of the weights. fairseq
+    averages over the measured updates of a log interval.
+    """
+    for name, layers in measured.layers.items():
+        counts = measured.counts.get(name, {})
+        for layer, value in layers.items():
+            metrics.log_scalar(f"{name}/{layer:02d}", value, counts.get(layer, 1), round=6)
+    for kind, rows in measured.nonfinite.items():
+        metrics.log_scalar(f"entropy_nonfinite/{kind}", rows)
+
+
+def _last(aggregator: str, key: str) -> float | None:
+    """The latest value that fairseq logged."""
+    meter = metrics.get_meter(aggregator, key)
+    return None if meter is None or meter.val is None else float(meter.val)
 
 
 class WithZLoss:

@@ -1,107 +1,146 @@
-"""What is measured when: the one place that watches a model's forward passes and turns them into logged numbers.
+"""What is measured when: the one place that watches a model's forward passes and turns them into numbers.
 
-The monitor sees real training batches, adds nothing to the graph and changes no result. Its statistics are sums, so
-that they add up over micro-batches, ranks and batches of any size:
+The monitor sees real training batches, adds nothing to the graph and changes no result:
 
-    monitor = Monitor(("entropy", "smoothing"), interval=10)
+    monitor = Monitor(("entropy", "logits"), interval=10)
     with monitor.watch(model, target_padding_mask):
         model(...)
-    logging_output.update(monitor.statistics())          # summable tensors
+    logging_output.update(monitor.statistics())     # sums: they add up over micro-batches, ranks, uneven batches
     ...
-    log_statistics(logging_outputs)                      # entropy/encoder/03, cosine/decoder/05, ...
+    measured = monitor.reduce(logging_outputs)      # once an update, on all ranks
 
-It watches speech_mt's attention through its ``observer``, and fairseq's own through a hook that projects the queries
-and keys once more, so a stock model can be watched unchanged.
+A maximum does not add up: the largest logits stay in the monitor until :meth:`Monitor.reduce`, which takes the maximum
+over ranks.
 """
 
 from __future__ import annotations
 
-import re
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 
 import torch
+import torch.distributed
 from torch import Tensor, nn
 
-from speech_mt.diagnostics.attention_entropy import attention_entropy, entropy_statistics, visible_keys
-from speech_mt.diagnostics.oversmoothing import token_cosine
-from speech_mt.modules.attention import MultiheadAttention
-from speech_mt.modules.layers import DecoderLayer, EncoderLayer
+from speech_mt.diagnostics.attention_entropy import entropy_statistics, largest_per_head, visible_keys
+from speech_mt.diagnostics.oversmoothing import high_to_low_frequency, rank_collapse_residual, token_cosine
+from speech_mt.diagnostics.sites import (
+    KINDS,
+    Seen,
+    Site,
+    attention_sites,
+    layer_sites,
+    num_heads,
+    stack_depths,
+    watch_attention,
+    watch_layer,
+    weight_sites,
+)
+from speech_mt.diagnostics.weights import Layers, gammas, largest_gammas, spectra
 
-QUANTITIES = ("entropy", "smoothing")
-KINDS = ("encoder", "decoder", "cross")
+QUANTITIES = ("entropy", "logits", "gamma", "spectra", "smoothing", "sharpness")
+DEFAULT_QUANTITIES = ("entropy", "logits", "gamma")
+SPECTRA_INTERVAL = 10  # spectra are measured on every tenth of the monitor's updates
+SMOOTHING = {
+    "cosine": token_cosine,
+    "hfc_lfc": partial(high_to_low_frequency, length_normalised=True),
+    "rank_residual": rank_collapse_residual,
+}
+logger = logging.getLogger(__name__)
+
 _PREFIX = "monitor_"
-_ATTENTION = re.compile(r"(encoder|decoder)\.(?:\w+\.)*(?!conv)\w*layers\.(\d+)\.(?:\w+\.)*(self_attn|encoder_attn)$")
-_LAYER = re.compile(r"(encoder|decoder)\.(?:\w+\.)*(?!conv)\w*layers\.(\d+)$")
+_SUMS = ("entropy", "rows", "normalised", "normalised_rows", "unseen", "nonfinite")  # of EntropyStatistics
 
 
 class Clock(nn.Module):
     """Knows the number of updates: fairseq tells it to every module of a model."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_updates = 0
+    num_updates: int | None = None
 
     def set_num_updates(self, num_updates: int) -> None:
         self.num_updates = num_updates
 
 
-class Site(NamedTuple):
-    """An attention or a layer of the model: its kind (encoder, decoder, cross), number and module."""
+@dataclass
+class Measured:
+    """What one update came to, over all micro-batches and ranks.
 
-    kind: str
-    layer: int
-    module: nn.Module
+    Attributes:
+        layers: ``entropy/encoder`` -> layer number -> value; layers that were not measured are missing.
+        counts: of an entry of ``layers``, what its value is a mean over: layer number -> number.
+        heads: ``entropy_normalised/encoder`` or ``max_logit/encoder`` -> (L, H), NaN where not measured.
+        nonfinite: kind -> attention rows whose entropy is not finite, if there are any.
+        gammas: kind -> weight's name -> layer number -> gamma.
+    """
 
+    layers: dict[str, Layers] = field(default_factory=dict)
+    counts: dict[str, Layers] = field(default_factory=dict)
+    heads: dict[str, Tensor] = field(default_factory=dict)
+    nonfinite: dict[str, int] = field(default_factory=dict)
+    gammas: dict[str, dict[str, Layers]] = field(default_factory=dict)
 
-def attention_sites(model: nn.Module) -> list[Site]:
-    """Every attention of an encoder or decoder layer, found by name, in order."""
-    sites = []
-    for name, module in model.named_modules():
-        if match := _ATTENTION.search(name):
-            stack, layer, attention = match.groups()
-            sites.append(Site("cross" if attention == "encoder_attn" else stack, int(layer), module))
-    return sites
-
-
-def layer_sites(model: nn.Module) -> list[Site]:
-    """Every encoder and decoder layer, found by name, in order."""
-    return [
-        Site(match[1], int(match[2]), module)
-        for name, module in model.named_modules()
-        if (match := _LAYER.search(name))
-    ]
+    def add_mean(self, name: str, sums: Tensor, counts: Tensor) -> None:
+        """sums (L,) over counts (L,): nothing counted is not 0."""
+        pairs = list(zip(sums.tolist(), counts.tolist(), strict=True))
+        self.layers[name] = {i: value / count for i, (value, count) in enumerate(pairs) if count > 0}
+        self.counts[name] = {i: count for i, (_, count) in enumerate(pairs) if count > 0}
 
 
 class Monitor:
     """Watches a model; see the module's text.
 
     Args:
-        quantities: of :data:`QUANTITIES`.
-        interval: in training, measure on every interval-th update; in validation always.
+        quantities: of :data:`QUANTITIES`; sharpness needs a loss and is not the monitor's.
+        interval: in training, measure the first update and every interval-th; in validation always.
     """
 
-    def __init__(self, quantities: Sequence[str] = ("entropy",), interval: int = 1) -> None:
+    def __init__(self, quantities: Sequence[str] = DEFAULT_QUANTITIES, interval: int = 1) -> None:
         unknown = set(quantities) - set(QUANTITIES)
         if unknown:
             raise ValueError(f"cannot monitor {', '.join(sorted(unknown))}; known are {', '.join(QUANTITIES)}")
         if interval < 1:
             raise ValueError(f"monitor interval is a number of updates, at least 1, not {interval}")
-        self.quantities, self.interval = tuple(quantities), interval
+        self.quantities, self.interval = frozenset(quantities), interval
+        self.in_training = True  # at the last forward pass watched
+        self.wants_cosine = False  # set from outside, alike on all ranks: measure it without "smoothing"
         self._model: nn.Module | None = None
-        self._sums: dict[str, list[Tensor]] = {}
+        self._sums: dict[str, Tensor] = {}
+        self._largest: dict[str, Tensor] = {}
+        self._weights = Measured()
+        self._weights_update: int | None = None
         self._target_padding_mask: Tensor | None = None
 
-    def _attach(self, model: nn.Module) -> None:
-        """Find what to watch, once a model."""
+    # -- watching -------------------------------------------------------------------------------------------
+
+    def attach(self, model: nn.Module) -> nn.Module:
+        """Find what to watch, once a model; return the model itself, without DistributedDataParallel."""
+        while hasattr(model, "module"):
+            model = model.module
         if self._model is model:
-            return
+            return model
         self._model = model
-        self._attentions, self._layers = attention_sites(model), layer_sites(model)
+        self.attentions, self._layers, self._named_weights = (
+            find(model) for find in (attention_sites, layer_sites, weight_sites)
+        )
+        self._depths = stack_depths([*self.attentions, *self._layers])
+        if not self.attentions:
+            logger.warning(
+                f"{type(model).__name__}: found no attention to watch, looked for encoder.layers.N.self_attn"
+            )
+        self._heads = {site.kind: num_heads(site.module) for site in self.attentions}
         if not hasattr(model, "monitor_clock"):
             model.add_module("monitor_clock", Clock())
-        self._clock = model.monitor_clock
+        self.clock = model.monitor_clock
+        return model
+
+    def is_due(self, every: int = 1) -> bool:
+        """Whether this update is the first, or one that ``every * interval`` divides; counted from 1."""
+        done = self.clock.num_updates or 0  # unknown in a process's first update
+        return done == 0 or (done + 1) % (every * self.interval) == 0
 
     @contextmanager
     def watch(self, model: nn.Module, target_padding_mask: Tensor | None = None) -> Iterator[None]:
@@ -111,131 +150,121 @@ class Monitor:
             model: the model, DistributedDataParallel-wrapped or not.
             target_padding_mask: (B, T), True where the decoder's input is padding.
         """
-        while hasattr(model, "module"):
-            model = model.module
-        self._attach(model)
-        self._sums = {}
-        if model.training and self._clock.num_updates % self.interval:
-            yield
-            return
+        model = self.attach(model)
+        self._sums, self.in_training = {}, model.training
+        if self.in_training:
+            if not self.is_due():
+                yield
+                return
+            self._measure_weights()
         self._target_padding_mask = target_padding_mask
-        handles = []
-        if "entropy" in self.quantities:
-            for site in self._attentions:
-                if isinstance(site.module, MultiheadAttention):
-                    site.module.observer = self._observer(site)
-                else:
-                    handles.append(site.module.register_forward_pre_hook(self._stock_hook(site), with_kwargs=True))
-        if "smoothing" in self.quantities:
-            handles += [
-                site.module.register_forward_hook(self._layer_hook(site), with_kwargs=True) for site in self._layers
-            ]
+        attentions = self.attentions if {"entropy", "logits"} & self.quantities else []
+        smoothing = tuple(SMOOTHING) if "smoothing" in self.quantities else ("cosine",) * self.wants_cosine
+        self._allocate(attentions, smoothing, next(model.parameters(), torch.empty(0)).device)
+        removes = []
         try:
+            removes += [watch_attention(site, partial(self._add_attention, site)) for site in attentions]
+            if smoothing:
+                removes += [watch_layer(site, partial(self._add_smoothing, smoothing, site)) for site in self._layers]
             yield
         finally:
-            for site in self._attentions:
-                if isinstance(site.module, MultiheadAttention):
-                    site.module.observer = None
-            for handle in handles:
-                handle.remove()
+            for remove in removes:
+                remove()
             self._target_padding_mask = None
 
-    # -- measuring ------------------------------------------------------------------------------------------
+    def _measure_weights(self) -> None:
+        """Gamma, and on a slower interval spectra: once an update, of the weights that its forward passes see."""
+        if self._weights_update is not None and self._weights_update == self.clock.num_updates:
+            return
+        self._weights_update, self._weights = self.clock.num_updates, Measured()
+        if "gamma" in self.quantities:
+            self._weights.gammas = gammas(self._named_weights)
+            self._weights.layers |= largest_gammas(self._weights.gammas)
+        if "spectra" in self.quantities and self.is_due(SPECTRA_INTERVAL):
+            self._weights.layers |= spectra(self._named_weights, self.attentions)
 
-    def _observer(self, site: Site):  # noqa: ANN202
-        def observe(
-            module: MultiheadAttention, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, causal: bool
-        ) -> None:
-            self._add_entropy(site, q, k, key_padding_mask, causal, module.scale)
+    def _allocate(self, attentions: Sequence[Site], smoothing: Sequence[str], device: torch.device) -> None:
+        """Zeros for all that may be seen: ranks need the same keys, though one may drop every layer of a kind."""
+        for kind in dict.fromkeys(site.kind for site in attentions):
+            depth, heads = self._depths[kind], self._heads[kind]
+            self._sums[f"attention_{kind}"] = torch.zeros(depth, len(_SUMS), heads, device=device)
+            if "logits" in self.quantities and kind not in self._largest:  # else of an earlier micro-batch
+                self._largest[kind] = torch.full((depth, heads), -torch.inf, device=device)
+        for name, kind in product(smoothing, dict.fromkeys(site.kind for site in self._layers)):
+            self._sums[f"{name}_{kind}"] = torch.zeros(self._depths[kind], 2, device=device)
 
-        return observe
-
-    def _stock_hook(self, site: Site):  # noqa: ANN202
-        @torch.no_grad()
-        def measure(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            query = args[0] if args else kwargs["query"]
-            key = args[1] if len(args) > 1 else kwargs["key"]
-            key = query if key is None else key
-
-            def heads(projection: nn.Linear, x_TBC: Tensor) -> Tensor:
-                projected = torch.nn.functional.linear(x_TBC, projection.weight, projection.bias)
-                return projected.unflatten(-1, (module.num_heads, -1)).permute(1, 2, 0, 3)
-
-            causal = kwargs.get("attn_mask") is not None and site.kind == "decoder"
-            self._add_entropy(
-                site,
-                heads(module.q_proj, query),
-                heads(module.k_proj, key),
-                kwargs.get("key_padding_mask"),
-                causal,
-                module.head_dim**-0.5,
-            )
-
-        return measure
-
-    def _add_entropy(
-        self, site: Site, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, causal: bool, scale: float
-    ) -> None:
-        if key_padding_mask is not None:
-            key_padding_mask = key_padding_mask.bool()
-        entropy = attention_entropy(q, k, key_padding_mask, causal, scale)
-        visible = visible_keys(q.shape[2], k.shape[2], key_padding_mask, causal, q.device)
-        queries = key_padding_mask if site.kind == "encoder" else self._target_padding_mask
+    @torch.no_grad()
+    def _add_attention(self, site: Site, seen: Seen) -> None:
+        entropy, largest = seen.rows.entropy, seen.rows.max_logit
+        visible = visible_keys(entropy.shape[2], seen.keys, seen.key_padding_mask, seen.causal, entropy.device)
+        queries = seen.key_padding_mask if site.kind == "encoder" else self._target_padding_mask
         statistics = entropy_statistics(entropy, visible, queries)
-        self._add(f"entropy_{site.kind}", torch.stack(statistics[:6]))  # (6, H); the minimum does not add up
+        sums = self._sums[f"attention_{site.kind}"][site.layer]
+        sums += torch.stack(statistics[: len(_SUMS)])  # the minimum does not add up
+        if "logits" in self.quantities:
+            row = self._largest[site.kind][site.layer]
+            torch.maximum(row, largest_per_head(largest, visible, queries), out=row)
 
-    def _layer_hook(self, site: Site):  # noqa: ANN202
-        @torch.no_grad()
-        def measure(module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
-            x = output[0] if isinstance(output, tuple) else output
-            if isinstance(module, EncoderLayer | DecoderLayer):
-                mask = args[1] if site.kind == "encoder" and len(args) > 1 else None
-            else:
-                x = x.transpose(0, 1)
-                mask = kwargs.get("encoder_padding_mask", args[1] if len(args) > 1 else None)
-            mask = mask if site.kind == "encoder" else self._target_padding_mask
-            cosine = token_cosine(x, mask)
-            defined = cosine.isfinite()  # a sentence of one token has none
-            self._add(f"cosine_{site.kind}", torch.stack([cosine.where(defined, 0.0).sum(), defined.sum()]))
+    @torch.no_grad()
+    def _add_smoothing(self, names: Sequence[str], site: Site, x: Tensor, encoder_padding_mask: Tensor | None) -> None:
+        mask = encoder_padding_mask if site.kind == "encoder" else self._target_padding_mask
+        for name in names:
+            values = SMOOTHING[name](x, mask)
+            defined = values.isfinite()  # a sentence of one token has none
+            sums = self._sums[f"{name}_{site.kind}"][site.layer]
+            sums += torch.stack([values.where(defined, 0.0).sum(), defined.sum()])
 
-        return measure
-
-    def _add(self, key: str, values: Tensor) -> None:
-        self._sums.setdefault(key, []).append(values)
-
-    # -- logging --------------------------------------------------------------------------------------------
+    # -- numbers --------------------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, Tensor]:
-        """What the last watched forward pass measured: tensors (layers, ...) that may be summed; {} if not its time."""
-        return {_PREFIX + key: torch.stack(values) for key, values in self._sums.items()}
+        """Sums over the last watched forward pass, tensors (layers, ...); {} if it was not its time."""
+        return {_PREFIX + key: value for key, value in self._sums.items()}
 
+    def reduce(self, logging_outputs: Sequence[dict]) -> Measured | None:
+        """Everything measured since the last call; None if it was not its time.
 
-def log_statistics(logging_outputs: Sequence[dict]) -> None:
-    """Log summed statistics through fairseq's metrics, a number a layer: in the training log and in TensorBoard.
-
-    ``entropy/<kind>/<layer>`` is the mean over heads and queries in nats, ``entropy_normalised/...`` that of entropy
-    over log(visible keys), ``cosine/<stack>/<layer>`` the mean cosine of different tokens, averaged over sentences.
-    """
-    from fairseq.logging import metrics
-
-    def log(name: str, numerator: Tensor, denominator: Tensor) -> None:
-        for layer, (value, weight) in enumerate(zip(numerator.tolist(), denominator.tolist(), strict=True)):
-            if weight > 0:  # nothing measured is not 0
-                metrics.log_scalar(f"{name}/{layer:02d}", value / weight, weight, round=6)
-
-    for kind in KINDS:
-        sums = _sum(logging_outputs, f"entropy_{kind}")
-        if sums is not None:  # (L, 6, H)
-            total, rows, normalised, normalised_rows, _, nonfinite = sums.sum(-1).unbind(1)
-            log(f"entropy/{kind}", total, rows)
-            log(f"entropy_normalised/{kind}", normalised, normalised_rows)
-            if nonfinite.any():
-                metrics.log_scalar(f"entropy_nonfinite/{kind}", nonfinite.sum().item())
-        sums = _sum(logging_outputs, f"cosine_{kind}")
-        if sums is not None:  # (L, 2)
-            log(f"cosine/{kind}", *sums.unbind(1))
+        Args:
+            logging_outputs: statistics of all micro-batches, those of other ranks added or among them. All ranks
+                have to call this together.
+        """
+        measured, self._weights = self._weights, Measured()
+        for kind in KINDS:
+            sums = _sum(logging_outputs, f"attention_{kind}")
+            if sums is not None and sums.any():
+                entropy, rows, normalised, normalised_rows, _, nonfinite = sums.unbind(1)  # each (L, H)
+                measured.add_mean(f"entropy/{kind}", entropy.sum(1), rows.sum(1))
+                measured.add_mean(f"entropy_normalised/{kind}", normalised.sum(1), normalised_rows.sum(1))
+                measured.heads[f"entropy_normalised/{kind}"] = normalised / normalised_rows
+                if nonfinite.any():
+                    measured.nonfinite[kind] = int(nonfinite.sum())
+                if "logits" in self.quantities:
+                    measured.heads[f"max_logit/{kind}"] = self._largest.pop(kind, torch.full_like(rows, -torch.inf))
+            for name in SMOOTHING:
+                sums = _sum(logging_outputs, f"{name}_{kind}")
+                if sums is not None and sums.any():
+                    measured.add_mean(f"{name}/{kind}", *sums.unbind(1))
+        _max_over_ranks(measured)
+        return measured if measured.layers else None
 
 
 def _sum(logging_outputs: Sequence[dict], key: str) -> Tensor | None:
     tensors = [log[_PREFIX + key].double() for log in logging_outputs if _PREFIX + key in log]
-    return torch.stack(tensors).sum(0) if tensors else None
+    return torch.stack(tensors).sum(0).cpu() if tensors else None
+
+
+def _max_over_ranks(measured: Measured) -> None:
+    """The largest logits of all ranks, by one small message; and of each layer, its largest head's."""
+    names = [name for name in measured.heads if name.startswith("max_logit/")]
+    if not names:
+        return
+    flat = torch.cat([measured.heads[name].cpu().float().flatten() for name in names])
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        flat = flat.cuda() if torch.distributed.get_backend() == "nccl" else flat
+        torch.distributed.all_reduce(flat, torch.distributed.ReduceOp.MAX)
+    flat = flat.double().cpu()
+    for name in names:
+        shape = measured.heads[name].shape
+        values, flat = flat[: shape.numel()].view(shape), flat[shape.numel() :]
+        measured.heads[name] = values.masked_fill(values == -torch.inf, torch.nan)
+        of_layers = values.amax(1).tolist()
+        measured.layers[name] = {i: value for i, value in enumerate(of_layers) if value != -torch.inf}

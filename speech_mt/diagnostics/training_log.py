@@ -19,15 +19,17 @@ _NUMBERED = re.compile(r"(.+/.+)/\d+$")
 def group_layers(stats: Mapping[str, object]) -> OrderedDict[str, str]:
     """Format statistics for a log line; ``name/NN`` of all layers become one entry ``name``.
 
-    A group that was not measured in this interval is left out.
+    What was not measured in this interval is left out.
     """
     grouped: OrderedDict[str, list[str]] = OrderedDict()
     for key, value in stats.items():
         match = _NUMBERED.match(key)
         text = str(format_stat(value))
+        if text == "None":
+            continue
         if match is None:
             grouped[key] = [text]
-        elif text != "None":
+        else:
             grouped.setdefault(match[1], []).append(f"{float(text):.3f}")
     return OrderedDict((key, " ".join(values)) for key, values in grouped.items())
 

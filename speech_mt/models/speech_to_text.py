@@ -46,8 +46,9 @@ class SpectralS2TTransformer(SpectralModel, FairseqEncoderDecoderModel):
         return log_probs, frames
 
     def get_ctc_target(self, sample: dict) -> tuple[Tensor, Tensor]:
-        """The targets (B, U) and their lengths (B,), as stock fairseq takes them (end of sentence included)."""
-        return sample["target"], sample["target_lengths"]
+        """The targets (B, U) and their lengths (B,), the end of sentence left out of both."""
+        lengths = sample["target_lengths"]
+        return sample["target"][:, : lengths.max()], lengths
 
 
 @register_model_architecture("spectral_s2t_transformer", "spectral_s2t_transformer_tiny")

@@ -161,7 +161,7 @@ class MultiheadAttention(nn.Module):
             out = F.dropout(weights, dropout).to(v.dtype) @ v
         else:
             out = F.scaled_dot_product_attention(
-                q, k, v, None if only_causal else mask, dropout, is_causal=only_causal
+                q, k, v, None if only_causal else mask, dropout, is_causal=only_causal, scale=self.scale
             )
         out = out.transpose(1, 2).flatten(2)
         if self.inner_attn_ln is not None:

@@ -401,3 +401,15 @@ def test_parametrization_is_explained_once():
 def test_other_names_are_listed_on_both_sides():
     message = explain_mismatch({"a": torch.zeros(1)}, {f"b{i}": torch.zeros(1) for i in range(5)})
     assert message.endswith("not in the checkpoint: a; not in the model: b0, b1, b2 and 2 more")
+
+
+def test_damage_to_the_directory_of_a_zip_is_named(tmp_path):
+    """An end record that claims several disks: zipfile itself raises on it."""
+    path = tmp_path / "damaged.pt"
+    torch.save({"model": {}}, path)
+    locator = b"PK\x06\x07" + (0).to_bytes(4, "little") + (0).to_bytes(8, "little") + (9).to_bytes(4, "little")
+    content = path.read_bytes()
+    end = content.rindex(b"PK\x05\x06")
+    path.write_bytes(content[:end].rpartition(b"PK\x06\x07")[0] + locator + content[end:])
+    with pytest.raises(InputError, match=r"damaged\.pt"):
+        load_checkpoint(path)

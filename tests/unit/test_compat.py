@@ -426,3 +426,14 @@ print(batches._consumer.is_alive())
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == ["[0, 1, 2]", "False"]
+
+
+def test_bleu_of_empty_hypotheses(fairseq):
+    from fairseq.scoring.bleu import BleuConfig, Scorer
+
+    scorer, empty = Scorer(BleuConfig(pad=1, eos=2, unk=3)), torch.IntTensor([])
+    scorer.add(torch.IntTensor([5, 6, 7, 8, 9]), empty)
+    assert "BLEU4 = 0.00" in scorer.result_string()
+    scorer.add(torch.IntTensor([5, 6, 7, 8, 9]), torch.IntTensor([5, 6, 7, 8, 9]))
+    assert scorer.stat.reflen == 10
+    assert scorer.stat.predlen == 5

@@ -38,9 +38,9 @@ def test_label_smoothed_loss_and_log_are_stock(task, text_model, text_batch):
     assert size == stock_size
     assert {key: log[key] for key in stock_log} == stock_log
     assert {key for key in log if key not in stock_log} == {
-        "monitor_entropy_encoder",
-        "monitor_entropy_decoder",
-        "monitor_entropy_cross",
+        "monitor_attention_encoder",
+        "monitor_attention_decoder",
+        "monitor_attention_cross",
     }
 
 
@@ -58,9 +58,7 @@ def test_ctc_loss_is_stock_where_stock_knows_the_lengths(task, ctc_model, speech
     """fairseq's criterion takes the frames of the input for those of the output: equal if nothing is subsampled."""
     stock = StockCtc(StockCtcConfig(sentence_avg=False), task)
     del speech_batch["target_lengths"]
-    model = ctc_model(
-        conv_kernel_sizes="3", conv_strides="1"
-    )  # training mode: stock scores with editdistance in eval
+    model = ctc_model(conv_kernel_sizes="3", conv_strides="1")  # training mode: stock scores with editdistance in eval
     loss, size, _ = ctc(task)(model, speech_batch)
     stock_loss, stock_size, _ = stock(model, speech_batch)
     assert torch.equal(loss, stock_loss)
@@ -104,33 +102,92 @@ def test_z_loss_joins_the_loss_over_real_tokens(task, text_model, ctc_model, tex
     torch.testing.assert_close(loss - plain, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_metrics_hold_a_number_a_layer(task, text_model, text_batch):
-    criterion = label_smoothed(task, monitor="entropy,smoothing")
-    log = criterion(text_model(), text_batch)[2]
+def reduced(criterion, *logs):
+    """What fairseq logs."""
     with metrics.aggregate(new_root=True) as aggregate:
-        criterion.reduce_metrics([log, log])
-        values = aggregate.get_smoothed_values()
-    kinds = {
-        "entropy": ("encoder", "decoder", "cross"),
-        "entropy_normalised": ("encoder", "decoder", "cross"),
-    }
-    kinds["cosine"] = ("encoder", "decoder")
+        criterion.reduce_metrics(list(logs))
+        return aggregate.get_smoothed_values()
+
+
+def test_metrics_hold_a_number_a_layer(task, text_model, text_batch):
+    criterion = label_smoothed(task, monitor="entropy,logits,gamma,spectra,smoothing")
+    log = criterion(text_model(reparam="sigma"), text_batch)[2]
+    values = reduced(criterion, log, log)
+    kinds, stacks = ("encoder", "decoder", "cross"), ("encoder", "decoder")
+    of_attention = ("entropy", "entropy_normalised", "max_logit", "gamma", "spectral_norm", "query_key_norm")
     expected = {
-        f"{name}/{kind}/{i:02d}" for name, stacks in kinds.items() for kind in stacks for i in range(3)
+        *((name, kind) for name in (*of_attention, "effective_rank", "energy_concentration") for kind in kinds),
+        *((name, stack) for name in ("cosine", "hfc_lfc", "rank_residual") for stack in stacks),
     }
-    assert {key for key in values if "/" in key} == expected
+    assert {key for key in values if "/" in key} == {f"{n}/{kind}/{i:02d}" for n, kind in expected for i in range(3)}
     assert 0 < values["entropy_normalised/encoder/00"] <= 1
+    assert values["gamma/cross/02"] == 1
     assert "nll_loss" in values
+    assert values["spike_score"] == 0
 
 
 def test_updates_between_intervals_log_nothing_of_the_monitor(task, text_model, text_batch):
-    criterion, model = label_smoothed(task, monitor_interval=2), text_model()
-    criterion(model, text_batch)
+    criterion, model = label_smoothed(task, monitor_interval=3), text_model()
+    reduced(criterion, criterion(model, text_batch)[2])
     model.set_num_updates(1)
     log = criterion(model, text_batch)[2]
     assert not [key for key in log if key.startswith("monitor_")]
-    with metrics.aggregate(new_root=True):
-        criterion.reduce_metrics([log])
+    assert not [key for key in reduced(criterion, log) if "/" in key]
+
+
+def test_sharpness_is_logged_on_its_interval_and_changes_nothing(task, text_model, text_batch):
+    results = []
+    for monitor in ("", "sharpness"):
+        criterion = label_smoothed(task, monitor=monitor, sharpness_interval=2)
+        model = text_model(dropout=0.1, reparam="sigma")
+        torch.manual_seed(5)
+        seen = []
+        for updates in range(3):
+            criterion.watcher.attach(model)
+            model.set_num_updates(updates)
+            loss, _, log = criterion(model, text_batch)
+            loss.backward()
+            seen.append("sharpness" in reduced(criterion, log))
+        assert seen == ([True, False, True] if monitor else [False] * 3)
+        results.append([loss, *(p.grad for p in model.parameters()), *model.state_dict().values()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_collapse_is_logged_and_kept_for_what_is_to_be_done(task, text_model, text_batch, caplog):
+    """Identical tokens everywhere and a loss that does not move."""
+    criterion = label_smoothed(task, monitor_interval=1, collapse_patience=5, on_collapse="checkpoint")
+    model = text_model(norm_placement="none")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "layers" not in name:
+                parameter.zero_()
+    model.encoder.embed_scale = model.decoder.embed_scale = 0.0
+    for stack in (model.encoder, model.decoder):
+        stack.embed_positions.weights = stack.embed_positions.weights * 0
+        for layer in stack.layers:  # without biases the zero vectors stay what they are; one constant is added last
+            for parameter in layer.parameters():
+                parameter.data.zero_()
+            layer.fc2.bias.data.fill_(1.0)
+    for updates in range(12):
+        criterion.watcher.attach(model)
+        model.set_num_updates(updates)
+        reduced(criterion, criterion(model, text_batch)[2])
+    assert [(c.failure, c.kind) for c in criterion.collapses] == [("rank collapse", x) for x in ("encoder", "decoder")]
+    assert "rank collapse in encoder layers 0-2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"monitor": "entropi"}, "--monitor entropi .*known are entropy"),
+        ({"monitor_interval": 0}, "--monitor-interval 0: .*at least 1, not 0"),
+        ({"sharpness_interval": 0}, "--sharpness-interval 0: .*at least 1, not 0"),
+        ({"collapse_patience": 1}, "--collapse-patience 1: .*at least 2, not 1"),
+    ],
+)
+def test_a_bad_option_is_one_message(task, options, message):
+    with pytest.raises(InputError, match=message):
+        label_smoothed(task, **options)
 
 
 def test_class_names_let_a_plain_run_resume_under_the_monitor():
@@ -141,8 +198,3 @@ def test_class_names_let_a_plain_run_resume_under_the_monitor():
     ]
     stock = [LabelSmoothedCrossEntropyCriterion, LabelSmoothedCrossEntropyWithCtcCriterion, StockCtc]
     assert names == [criterion.__name__ for criterion in stock]
-
-
-def test_unknown_quantity_is_one_message(task):
-    with pytest.raises(InputError, match="--monitor entropi .*known are entropy"):
-        label_smoothed(task, monitor="entropi")
