@@ -13,7 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from speech_mt.compat import checkpoints, data, empty_hypotheses, logs, mistakes, nan_detector, options, precision, prefetch, processes
+from speech_mt.compat import (
+    checkpoints,
+    data,
+    empty_hypotheses,
+    logs,
+    mistakes,
+    nan_detector,
+    options,
+    precision,
+    prefetch,
+    processes,
+)
 from speech_mt.compat.environment import check_environment
 
 __all__ = ["FIXES", "Fix", "apply", "check_environment"]
