@@ -25,7 +25,8 @@ def main() -> None:
         print(f"{args.output}: plain weights, but still a model of the plugin: {'; '.join(reasons)}")
         print("decode it with --user-dir user_dir")
     else:
-        print(f"{args.output}: a stock fairseq transformer; decode it without --user-dir")
+        print(f"{args.output}: a stock fairseq transformer; decode it without --user-dir, with")
+        print("--required-batch-size-multiple 1, or stock fairseq drops the last batch")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,9 @@ def run(main: Callable[[], int | None]) -> None:
         code = main()
     except InputError as error:
         sys.exit(f"error: {error}")
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        sys.stderr.close()
+        sys.exit(0)
     except OSError as error:
         sys.exit(f"error: {error.filename or ''}: {error.strerror or error}")
     except KeyboardInterrupt:

@@ -143,6 +143,8 @@ def command(
     finally:
         process.terminate()
         progress.running.pop(key, None)
+    if process.returncode < 0:
+        raise InputError(f"{key} was ended by signal {-process.returncode} (its output is in {log})")
     if process.returncode:
         tail = log.read_text(errors="replace").strip().splitlines()[-1]
         raise InputError(f"{key} failed with {process.returncode}: {tail} (all of it is in {log})")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from speech_mt.compat import (
     checkpoints,
     data,
+    edit_distance,
     empty_hypotheses,
     logs,
     mistakes,
@@ -101,6 +102,13 @@ FIXES: tuple[Fix, ...] = (
         "fairseq keeps it",
         data.last_batch_is_dropped,
         data.keep_last_batch,
+    ),
+    Fix(
+        "--scoring wer and the ctc criterion count word errors",
+        "fairseq imports editdistance without asking for it to be installed",
+        NEVER,
+        edit_distance.editdistance_is_missing,
+        edit_distance.provide_editdistance,
     ),
     Fix(
         "an empty hypothesis is scored",

@@ -10,6 +10,7 @@ import types
 
 MISTAKES = {
     "InputError",
+    "MismatchError",
     "FileNotFoundError",
     "FileExistsError",
     "IsADirectoryError",

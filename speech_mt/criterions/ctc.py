@@ -19,6 +19,7 @@ from omegaconf import II
 from torch import Tensor, nn
 
 from speech_mt.criterions.z_loss import z_loss
+from speech_mt.errors import InputError
 
 BLANK = 0  # <s> of the dictionary, as in fairseq
 
@@ -54,6 +55,8 @@ class CtcCriterion(FairseqCriterion):
 
         target = sample["target"]
         letters = (target != self.padding_idx) & (target != self.eos_idx)
+        if not self.zero_infinity:
+            self._refuse_too_short(sample, letters, frames)
         with torch.backends.cudnn.flags(enabled=False):
             loss = F.ctc_loss(
                 log_probs,
@@ -79,6 +82,21 @@ class CtcCriterion(FairseqCriterion):
                 "sample_size": sample_size,
             },
         )
+
+    def _refuse_too_short(self, sample: dict, letters: Tensor, frames: Tensor) -> None:
+        """CTC needs a frame for each letter and a blank between equal neighbours; with fewer its loss is infinite."""
+        target = sample["target"]
+        repeats = (target[:, 1:] == target[:, :-1]) & letters[:, 1:]
+        needed = letters.sum(dim=1) + repeats.sum(dim=1)
+        short = (frames < needed).nonzero().flatten().tolist()
+        if short:
+            i = short[0]
+            raise InputError(
+                f"utterance in row {int(sample['id'][i])} (from 0) of its manifest: {int(frames[i])} encoder frames, "
+                f"and CTC needs {int(needed[i])} for its transcript ({len(short)} such in this batch); "
+                "--zero-infinity counts them as loss 0, --ctc-subsampling with the encoder's factor drops them from "
+                "training"
+            )
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict]) -> None:

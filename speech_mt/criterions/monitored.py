@@ -110,6 +110,8 @@ class Monitored:
         text = cfg.temperature_intervention
         criterion.intervention = None if text is None else TemperatureIntervention.parse(text)
         criterion.board = Board(quantities)
+        if cfg.z_loss < 0:
+            raise InputError(f"--z-loss {cfg.z_loss}: 0 is off, anything else above 0")
         criterion.z_loss = cfg.z_loss
         tensorboard.install(criterion.board)
         training_loop.install()

@@ -13,6 +13,7 @@ place, delete the folder.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
@@ -32,6 +33,7 @@ CACHE_COLUMNS = ("features", "offset", "frames")
 _UTTERANCES_PER_SHARD = 512  # about 100 MB of float16 for utterances of 12 s
 _MAPPED_SHARDS = 128  # each holds a file descriptor
 _ERRORS_SHOWN = 20
+_SAMPLE_RATE = re.compile(r"-(\d+)Hz-")  # in the name of a folder of shards
 
 _manifest: Manifest  # of a worker process
 
@@ -41,14 +43,20 @@ def has_cache(manifest: Manifest) -> bool:
     return set(CACHE_COLUMNS) <= set(manifest.columns)
 
 
-def cached_log_mel(manifest: Manifest, row: int, num_mel_bins: int) -> Tensor:
+def cached_log_mel(manifest: Manifest, row: int, num_mel_bins: int, sample_rate: int) -> Tensor:
     """One row's cached filterbanks, float32 of shape (frames, num_mel_bins).
 
     Raises:
         InputError: naming the utterance, if the file is missing, holds no such array, has another number of
-            bins, or ends before the utterance does.
+            bins or comes from another sample rate, or ends before the utterance does.
     """
     path = manifest.path.parent / manifest.field(row, "features")
+    made_at = _SAMPLE_RATE.search(path.parent.name)
+    if made_at is not None and int(made_at[1]) != sample_rate:
+        raise InputError(
+            f"{manifest.where(row)}: {path} was made from audio at {made_at[1]} Hz, --sample-rate is {sample_rate}; "
+            f"run scripts/extract_features.py --sample-rate {sample_rate} again, or set --sample-rate {made_at[1]}"
+        )
     try:
         start, frames = (int(manifest.field(row, column)) for column in ("offset", "frames"))
         shard = _map_shard(path)
@@ -96,7 +104,7 @@ def extract_features(
     manifest = read_manifest(manifest_path)
     config = config or FeatureConfig()
     folder = Path(folder) if folder is not None else manifest.path.parent / "features"
-    folder = folder / f"{manifest.path.stem}-{_fingerprint(manifest, config, dtype)}"
+    folder = folder / f"{manifest.path.stem}-{config.sample_rate}Hz-{_fingerprint(manifest, config, dtype)}"
     starts = range(0, len(manifest), _UTTERANCES_PER_SHARD)
     shards = {start: folder / f"shard-{start // _UTTERANCES_PER_SHARD:05d}.npy" for start in starts}
     missing = {start: path for start, path in shards.items() if not path.exists()}

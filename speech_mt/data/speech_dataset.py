@@ -87,7 +87,9 @@ class SpeechDataset(FairseqDataset):
     def _log_mel(self, index: int) -> Tensor:
         if not has_cache(self.manifest):
             return utterance_log_mel(self.manifest, index, self.features)
-        features = cached_log_mel(self.manifest, index, self.features.num_mel_bins)
+        features = cached_log_mel(
+            self.manifest, index, self.features.num_mel_bins, self.features.sample_rate
+        )
         if not features.isfinite().all():
             raise InputError(
                 f"{self.manifest.where(index)}: its cached features are not finite; extract them again"

@@ -92,7 +92,7 @@ class SpeechConfig(EncoderConfig):
 class SpectralS2TTransformerConfig(SpeechConfig, DecoderConfig):
     """Speech to text by attention."""
 
-    ctc_weight: float = II("criterion.ctc_weight")
+    ctc_weight: float = option(0.0, "weight of CTC in the joint criterion; above 0, the encoder has a CTC head")
 
 
 @dataclass

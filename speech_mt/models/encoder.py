@@ -14,6 +14,7 @@ from fairseq.modules import PositionalEmbedding
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor, nn
 
+from speech_mt.errors import InputError
 from speech_mt.models.config import EncoderConfig, SpeechConfig, encoder_layer_config
 from speech_mt.modules.conv_frontend import ConvFrontend
 from speech_mt.modules.layers import EncoderLayer
@@ -112,8 +113,8 @@ class SpeechEncoder(TransformerEncoder):
             features,
             cfg.conv_channels,
             cfg.encoder_embed_dim,
-            kernel_sizes=[int(k) for k in cfg.conv_kernel_sizes.split(",")],
-            strides=[int(s) for s in cfg.conv_strides.split(",")],
+            kernel_sizes=_integers("--conv-kernel-sizes", cfg.conv_kernel_sizes),
+            strides=_integers("--conv-strides", cfg.conv_strides),
         )
         self.embed_positions = PositionalEmbedding(cfg.max_source_positions, cfg.encoder_embed_dim, self.PADDING)
         self.ctc_proj = nn.Linear(cfg.encoder_embed_dim, ctc_classes) if ctc_classes else None
@@ -127,3 +128,10 @@ class SpeechEncoder(TransformerEncoder):
         if self.ctc_proj is not None:
             out["ctc_logits"] = [self.ctc_proj(out["encoder_out"][0])]
         return out
+
+
+def _integers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{option} {text!r}: give whole numbers with commas between, such as 5,5") from None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from speech_mt.checkpoint import explain_mismatch, load_checkpoint
+from speech_mt.checkpoint import MismatchError, explain_mismatch, load_checkpoint
 from speech_mt.errors import InputError
 from speech_mt.models.config import EncoderConfig
 from speech_mt.reparam import REPARAMS, fold, states
@@ -27,6 +27,11 @@ def reparametrize(model: nn.Module, cfg: EncoderConfig) -> None:
     Raises:
         InputError: options that contradict each other.
     """
+    for option in ("attention_softcap", "qk_clip"):
+        if getattr(cfg, option) < 0:
+            raise InputError(f"--{option.replace('_', '-')} {getattr(cfg, option)}: 0 is off, anything else above 0")
+    if not 0 <= cfg.layerdrop < 1:
+        raise InputError(f"--layerdrop {cfg.layerdrop}: a probability, 0 or above and below 1")
     reparam = str(cfg.reparam)
     if reparam != "none" and cfg.qk_clip > 0:
         raise InputError(f"--qk-clip shrinks W, which has no effect under --reparam {reparam}: use one of the two")
@@ -67,7 +72,7 @@ def start_from_checkpoint(model: nn.Module, path: str) -> None:
     weights = {key: value for key, value in weights.items() if not key.endswith(".version")}
     try:
         model.load_state_dict(weights)
-    except RuntimeError:
+    except (RuntimeError, MismatchError):
         raise InputError(f"--reparam-from {path}: {explain_mismatch(model.state_dict(), weights)}") from None
 
 

@@ -9,6 +9,7 @@ from fairseq.models.transformer import Embedding
 from fairseq.tasks import FairseqTask
 from torch import Tensor
 
+from speech_mt.errors import InputError
 from speech_mt.models.config import SpectralS2TTransformerConfig, decoder_dim
 from speech_mt.models.decoder import TransformerDecoder
 from speech_mt.models.encoder import SpeechEncoder
@@ -21,7 +22,7 @@ class SpectralS2TTransformer(SpectralModel, FairseqEncoderDecoderModel):
 
     @classmethod
     def build_model(cls, cfg: SpectralS2TTransformerConfig, task: FairseqTask) -> SpectralS2TTransformer:
-        """A new model for the task's features and dictionary; a CTC head if the criterion has a ``ctc_weight``."""
+        """A new model for the task's features and dictionary; a CTC head if there is a ``ctc_weight``."""
         target = task.target_dictionary
         embedding = Embedding(len(target), decoder_dim(cfg), target.pad())
         encoder = SpeechEncoder(cfg, task.cfg.num_mel_bins, ctc_classes=len(target) if cfg.ctc_weight > 0 else 0)
@@ -39,6 +40,8 @@ class SpectralS2TTransformer(SpectralModel, FairseqEncoderDecoderModel):
     def get_ctc_output(self, net_output: tuple[Tensor, dict], sample: dict | None = None) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the CTC head (S, B, V) and the encoder's frames (B,); asked for by the criterion."""
         encoder_out = net_output[1]["encoder_out"]
+        if "ctc_logits" not in encoder_out:
+            raise InputError("the joint criterion needs a CTC head on the encoder: give the model the same ctc_weight")
         log_probs = encoder_out["ctc_logits"][0].float().log_softmax(-1)
         frames = log_probs.new_full((log_probs.shape[1],), log_probs.shape[0]).long()
         for padding_mask in encoder_out["encoder_padding_mask"]:

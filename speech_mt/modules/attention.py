@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from speech_mt.errors import InputError
 from speech_mt.modules.qk_clip import QKClip
 
 # (module, q_BHTD, k_BHSD, key_padding_mask_BS, causal) -> None; called under no_grad with detached tensors.
@@ -66,7 +67,7 @@ class MultiheadAttention(nn.Module):
         qk_clip: largest logit before the projections are shrunk (see :class:`QKClip`); 0 is off.
 
     Raises:
-        ValueError: H does not divide C.
+        InputError: H does not divide C.
     """
 
     def __init__(
@@ -84,8 +85,8 @@ class MultiheadAttention(nn.Module):
         qk_clip: float = 0.0,
     ) -> None:
         super().__init__()
-        if embed_dim % num_heads:
-            raise ValueError(f"embedding dimension {embed_dim} is not a multiple of {num_heads} heads")
+        if num_heads < 1 or embed_dim % num_heads:
+            raise InputError(f"embedding dimension {embed_dim} is not a multiple of {num_heads} heads")
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.head_dim = embed_dim // num_heads
         self.scale = self.head_dim**-0.5

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from speech_mt.errors import InputError
+
 
 class ConvFrontend(nn.Module):
     """(B, T, features) -> (B, ceil(T / stride) per layer, out_channels).
@@ -24,7 +26,7 @@ class ConvFrontend(nn.Module):
         kernel_sizes, strides: of each convolution, in order.
 
     Raises:
-        ValueError: the lists are empty or of different lengths.
+        InputError: the lists are empty, of different lengths or not positive; or mid_channels is odd.
     """
 
     def __init__(
@@ -36,8 +38,13 @@ class ConvFrontend(nn.Module):
         strides: Sequence[int],
     ) -> None:
         super().__init__()
-        if not kernel_sizes or len(kernel_sizes) != len(strides):
-            raise ValueError(f"kernel sizes {list(kernel_sizes)} and strides {list(strides)} do not pair up")
+        if not kernel_sizes or len(kernel_sizes) != len(strides) or min(*kernel_sizes, *strides) < 1:
+            raise InputError(
+                f"convolution kernel sizes {list(kernel_sizes)} and strides {list(strides)}: give as many of each, "
+                "all at least 1"
+            )
+        if mid_channels < 2 or mid_channels % 2:
+            raise InputError(f"{mid_channels} convolution channels: GLU halves them, so give an even number")
         self.strides = tuple(strides)
         last = len(kernel_sizes) - 1
         self.conv_layers = nn.ModuleList(

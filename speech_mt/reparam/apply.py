@@ -8,6 +8,7 @@ fold(model)                        # W_hat becomes the plain weight, the reparam
 from __future__ import annotations
 
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
@@ -18,6 +19,7 @@ from torch.nn.utils import parametrize
 from speech_mt.reparam.sigma import Matrix, SigmaReparam
 
 LINEAR_TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d)
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class WeightHat(nn.Module):
@@ -57,7 +59,7 @@ def sigma_reparam(
 
     The state (one gamma a weight) belongs to the nearest element of a ModuleList above a weight, as a Transformer
     layer is, or else to ``module`` itself, under the name ``sigma_reparam``. A weight that two modules share (tied
-    embeddings) is left alone, so that it stays tied.
+    embeddings) is left alone, so that it stays tied. Make the optimizer afterwards: gamma is a new parameter.
 
     Args:
         include, exclude: regular expressions searched in the qualified name of a weight's module.
@@ -98,7 +100,7 @@ def sigma_reparam(
         state.hook(owner)
         for link in links:
             link.state = (state,)
-    return [f"{name}.weight" for members in taken.values() for name, _ in members]
+    return [f"{name}.weight".lstrip(".") for members in taken.values() for name, _ in members]
 
 
 def select_weights(
@@ -118,6 +120,9 @@ def select_weights(
             raise ValueError(f"{name}.weight is already parametrised")
         if id(child.weight) not in tied:
             selected.append((name, child))
+    packed = [name for name, child in module.named_modules() if getattr(child, "in_proj_weight", None) is not None]
+    if packed:
+        warnings.warn(f"q, k and v of {', '.join(packed)} are one bare parameter, in_proj_weight, which is not taken")
     if not selected:
         raise ValueError(f"no weight of {type(module).__name__} matches include={include!r}, exclude={exclude!r}")
     return selected
@@ -132,11 +137,16 @@ def _shared_parameters(module: nn.Module) -> set[int]:
 
 
 def _owner_name(module: nn.Module, name: str) -> str:
+    """The nearest element of a ModuleList above a weight's module, else the root; a container calls or lists its
+    children, so it cannot own a state: the weight's module is then its own owner."""
     parts = name.split(".")
     for depth in range(len(parts) - 1, 0, -1):
         if isinstance(module.get_submodule(".".join(parts[: depth - 1])), nn.ModuleList):
-            return ".".join(parts[:depth])
-    return ""
+            owner = ".".join(parts[:depth])
+            break
+    else:
+        owner = ""
+    return name if isinstance(module.get_submodule(owner), CONTAINERS) else owner
 
 
 def states(module: nn.Module) -> Iterator[tuple[str, SigmaReparam]]:

@@ -437,3 +437,10 @@ def test_bleu_of_empty_hypotheses(fairseq):
     scorer.add(torch.IntTensor([5, 6, 7, 8, 9]), torch.IntTensor([5, 6, 7, 8, 9]))
     assert scorer.stat.reflen == 10
     assert scorer.stat.predlen == 5
+
+
+def test_word_errors_are_counted_without_editdistance(fairseq):
+    import editdistance
+
+    assert editdistance.eval(["a", "b", "c"], ["a", "x", "c", "d"]) == 2
+    assert editdistance.eval([1, 2], []) == 2

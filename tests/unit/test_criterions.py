@@ -198,3 +198,20 @@ def test_class_names_let_a_plain_run_resume_under_the_monitor():
     ]
     stock = [LabelSmoothedCrossEntropyCriterion, LabelSmoothedCrossEntropyWithCtcCriterion, StockCtc]
     assert names == [criterion.__name__ for criterion in stock]
+
+
+def test_an_utterance_too_short_for_ctc_is_named(task, ctc_model, speech_batch):
+    """15 and 11 frames for 9 equal letters, which need 8 blanks between them."""
+    speech_batch["id"] = torch.tensor([7, 42])
+    speech_batch["target"] = torch.full((2, 9), 5)
+    with pytest.raises(InputError, match=r"row 7 .* 15 encoder frames, and CTC needs 17 .*\(2 such"):
+        ctc(task)(ctc_model(), speech_batch)
+    loss, _, _ = ctc(task, zero_infinity=True)(ctc_model(), speech_batch)
+    assert loss == 0
+
+
+def test_a_speech_model_without_a_ctc_head_says_so(task, s2t_model, speech_batch):
+    cfg = LabelSmoothedWithCtcConfig(label_smoothing=0.1, sentence_avg=False, ctc_weight=0.3)
+    criterion = LabelSmoothedCrossEntropyWithCtcAndEntropy.build_criterion(cfg, task)
+    with pytest.raises(InputError, match="needs a CTC head"):
+        criterion(s2t_model(), speech_batch)

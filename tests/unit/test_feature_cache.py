@@ -11,6 +11,8 @@ from speech_mt.data.features import FeatureConfig, utterance_log_mel
 from speech_mt.data.manifest import read_manifest, write_manifest
 from speech_mt.errors import InputError
 
+RATE = 16000
+
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
@@ -43,7 +45,7 @@ def test_cache_equals_computation(path, dtype, tolerance):
     assert after.numbers("frames").tolist() == [23, 48, 0, 36, 29]
     for k in range(5):
         assert before.row(k).items() <= after.row(k).items()
-        features = cached_log_mel(after, k, 80)
+        features = cached_log_mel(after, k, 80, RATE)
         assert features.dtype == torch.float32
         if k != 2:
             expected = utterance_log_mel(before, k, FeatureConfig())
@@ -66,7 +68,7 @@ def test_other_settings_go_elsewhere(path):
         extract_features(path, config=config) for config in (FeatureConfig(), FeatureConfig(num_mel_bins=40))
     ]
     assert folders[0] != folders[1]
-    assert cached_log_mel(read_manifest(path), 0, 40).shape == (23, 40)
+    assert cached_log_mel(read_manifest(path), 0, 40, RATE).shape == (23, 40)
 
 
 def test_a_bad_file_is_named_and_the_rest_is_kept(path):
@@ -81,30 +83,36 @@ def test_a_bad_file_is_named_and_the_rest_is_kept(path):
     (path.parent / "3.wav").write_bytes(good)
     extract_features(path)
     assert all(file.stat().st_mtime_ns == time for file, time in kept.items())
-    assert cached_log_mel(read_manifest(path), 3, 80).shape == (36, 80)
+    assert cached_log_mel(read_manifest(path), 3, 80, RATE).shape == (36, 80)
 
 
 def test_out_folder_elsewhere(path, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("cache")
     folder = extract_features(path, elsewhere)
     assert folder.parent == elsewhere
-    assert cached_log_mel(read_manifest(path), 4, 80).shape == (29, 80)
+    assert cached_log_mel(read_manifest(path), 4, 80, RATE).shape == (29, 80)
 
 
 def test_faults_of_the_cache_name_the_utterance(path):
     folder = extract_features(path)
     manifest = read_manifest(path)
     with pytest.raises(InputError, match="utterance 'u0': expected .* of 40 mel bins in .*of 80"):
-        cached_log_mel(manifest, 0, 40)
+        cached_log_mel(manifest, 0, 40, RATE)
     feature_cache._map_shard.cache_clear()
     np.save(folder / "shard-00000.npy", np.zeros((50, 80), np.float16))  # 71 frames are due
-    assert len(cached_log_mel(manifest, 0, 80)) == 23
+    assert len(cached_log_mel(manifest, 0, 80, RATE)) == 23
     with pytest.raises(InputError, match="utterance 'u1': expected frames 23 to 71 .*50 frames"):
-        cached_log_mel(manifest, 1, 80)
+        cached_log_mel(manifest, 1, 80, RATE)
     feature_cache._map_shard.cache_clear()
     np.save(folder / "shard-00000.npy", np.array([{"pickled": 1}]), allow_pickle=True)
     with pytest.raises(InputError, match="utterance 'u0': .*holds no cached features"):
-        cached_log_mel(manifest, 0, 80)
+        cached_log_mel(manifest, 0, 80, RATE)
     (folder / "shard-00001.npy").unlink()
     with pytest.raises(InputError, match="utterance 'u3': .*holds no cached features"):
-        cached_log_mel(manifest, 3, 80)
+        cached_log_mel(manifest, 3, 80, RATE)
+
+
+def test_features_of_another_sample_rate_are_refused(path):
+    extract_features(path)
+    with pytest.raises(InputError, match="made from audio at 16000 Hz, --sample-rate is 8000"):
+        cached_log_mel(read_manifest(path), 0, 80, 8000)

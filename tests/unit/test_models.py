@@ -179,3 +179,22 @@ def test_tiny_depths_are_of_width_64_and_the_command_line_wins():
     args = Namespace(encoder_layers=7)
     ARCH_CONFIG_REGISTRY["spectral_transformer_18l_tiny"](args)
     assert (args.encoder_layers, args.decoder_layers, args.encoder_embed_dim) == (7, 18, 64)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"conv_strides": "2,2,2"}, r"kernel sizes \[5, 5\] and strides \[2, 2, 2\]"),
+        ({"conv_strides": "2,0"}, "all at least 1"),
+        ({"conv_kernel_sizes": "5,x"}, "--conv-kernel-sizes '5,x': give whole numbers"),
+        ({"conv_channels": 33}, "give an even number"),
+        ({"encoder_attention_heads": 3}, "32 is not a multiple of 3 heads"),
+        ({"encoder_attention_heads": 0}, "not a multiple of 0 heads"),
+        ({"layerdrop": 1.5}, "--layerdrop 1.5: a probability"),
+        ({"attention_softcap": -5.0}, "--attention-softcap -5.0"),
+        ({"qk_clip": -5.0}, "--qk-clip -5.0"),
+    ],
+)
+def test_options_out_of_range_are_one_message(ctc_model, options, message):
+    with pytest.raises(InputError, match=message):
+        ctc_model(**options)

@@ -307,3 +307,21 @@ def test_nothing_to_do_or_twice_is_refused():
         sigma_reparam(nn.Linear(2, 2), include="nowhere")
     with pytest.raises(ValueError, match="already parametrised"):
         sigma_reparam(model())
+
+
+def test_containers_still_run(recwarn):
+    """A state among the children of a Sequential would be called as a layer."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.ModuleList([nn.Sequential(nn.Linear(4, 2), nn.Tanh())])[0])
+    assert sigma_reparam(net) == ["0.weight", "2.0.weight"]
+    before = net.eval()(torch.ones(1, 4))
+    fold(net)
+    torch.testing.assert_close(net(torch.ones(1, 4)), before)
+    assert not recwarn.list
+
+
+def test_a_bare_linear_and_packed_attention():
+    assert sigma_reparam(nn.Linear(3, 3)) == ["weight"]
+    with pytest.warns(UserWarning, match="q, k and v of self_attn are one bare parameter"):
+        names = sigma_reparam(nn.TransformerEncoderLayer(8, 2))
+    assert names == ["self_attn.out_proj.weight", "linear1.weight", "linear2.weight"]
