@@ -11,6 +11,7 @@ import subprocess
 import sys
 import types
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -185,22 +186,24 @@ def test_a_failed_write_leaves_the_file_that_was_there(saved):
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
 
 
-@pytest.fixture
+@contextmanager
 def small_disk():
-    """Files may not grow beyond 4 kB: writing more fails like a full disk."""
+    """Files may not grow beyond 4 kB: writing more fails like a full disk. That goes for pytest's own output too."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.mark.parametrize("write", [save_checkpoint, lambda state, path: copy_checkpoint(state["copy"], path)])
-def test_a_full_disk_costs_nothing_and_names_the_file(saved, small_disk, write):
+def test_a_full_disk_costs_nothing_and_names_the_file(saved, write):
     state = {"model": {"w": torch.zeros(4000)}, "copy": str(sys.executable)}
     before = saved.read_bytes()
-    with pytest.raises(OSError, match="File too large") as info:
+    with pytest.raises(OSError, match="File too large") as info, small_disk():
         write(state, saved)
     assert info.value.filename == str(saved)
     assert saved.read_bytes() == before
