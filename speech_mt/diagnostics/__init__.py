@@ -15,4 +15,6 @@ collapse     tells entropy collapse from rank collapse, and both from sparse att
 tensorboard  charts of all layers, heat maps, histograms, warnings
 temperature  scales attention logits in the middle of a training, as an experiment
 training_log, training_loop   numbers a layer in fairseq's log; what --on-collapse makes of its loop
+inspection         a checkpoint's spectra per layer, from its state dict
+worries            which of those numbers stand out, and why
 """
