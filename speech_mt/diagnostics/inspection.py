@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from speech_mt.diagnostics.monitor import Measured
@@ -33,14 +32,12 @@ from speech_mt.diagnostics.spectra import (
 from speech_mt.diagnostics.weights import TOP
 from speech_mt.errors import InputError
 from speech_mt.modules.residual import NORM_FIRST
-from speech_mt.reparam import fold_state_dict
+from speech_mt.reparam import fold_state_dict, gammas_by_weight
 
 TOLERANCE, MAX_ITERATIONS = 1e-4, 100  # of the power iteration: norms are low by less than 1 %
 
 _LAYER = r"(?P<prefix>(?:.*\.)?(?P<stack>encoder|decoder)\.(?:\w+\.)*?(?!conv)\w*layers\.(?P<layer>\d+))\."
 _WEIGHT = re.compile(_LAYER + r"(?:(?P<attention>self_attn|encoder_attn)\.)?(?P<name>.+)\.weight$")
-_GAMMA = "sigma_reparam.gamma"
-_RAW = ".parametrizations.weight.original"
 _CONFORMER = {"linear_q": "q_proj", "linear_k": "k_proj", "linear_v": "v_proj", "linear_out": "out_proj"}
 
 StateDict = Mapping[str, Tensor]
@@ -103,7 +100,7 @@ def inspect_weights(state_dict: StateDict, options: Mapping[str, Any]) -> list[L
     """
     positive_gamma = bool(options.get("reparam_positive_gamma"))
     folded = _split_fused(fold_state_dict(dict(state_dict), positive_gamma))
-    gammas = _gammas(state_dict, positive_gamma) if options.get("reparam", "sigma") == "sigma" else {}
+    gammas = gammas_by_weight(state_dict, positive_gamma) if options.get("reparam", "sigma") == "sigma" else {}
     rows: dict[str, LayerNumbers] = {}
     for key, weight in folded.items():
         match = _WEIGHT.match(key)
@@ -193,18 +190,6 @@ def _num_heads(options: Mapping[str, Any], stack: str) -> int | None:
 
 def _norm_first(options: Mapping[str, Any], stack: str) -> bool:
     return options.get("norm_placement") in NORM_FIRST or bool(options.get(f"{stack}_normalize_before"))
-
-
-def _gammas(state_dict: StateDict, positive: bool) -> dict[str, float]:
-    """gamma of every weight under sigmaReparam, by the weight's plain name."""
-    gammas = {}
-    for key, value in state_dict.items():
-        if key.endswith(_GAMMA):
-            owner = key.removesuffix(_GAMMA)
-            names = [name for name in state_dict if name.startswith(owner) and name.endswith(_RAW)]
-            values = (F.softplus(value.float()) if positive else value).tolist()
-            gammas |= {name.removesuffix(_RAW) + ".weight": g for name, g in zip(names, values, strict=True)}
-    return gammas
 
 
 def _split_fused(state_dict: StateDict) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from speech_mt.reparam.apply import fold, power_step, sigma_reparam, states
 from speech_mt.reparam.baselines import spectral_norm, weight_norm
 from speech_mt.reparam.sigma import SigmaReparam
-from speech_mt.reparam.state_dict import fold_state_dict, reestimate_state_dict
+from speech_mt.reparam.state_dict import fold_state_dict, gammas_by_weight, reestimate_state_dict
 
 REPARAMS = {"sigma": sigma_reparam, "spectral_norm": spectral_norm, "weight_norm": weight_norm}
 
@@ -12,6 +12,7 @@ __all__ = [
     "SigmaReparam",
     "fold",
     "fold_state_dict",
+    "gammas_by_weight",
     "power_step",
     "reestimate_state_dict",
     "sigma_reparam",

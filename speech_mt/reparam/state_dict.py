@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from speech_mt.errors import InputError
@@ -39,6 +40,17 @@ def _state_of(state_dict: StateDict, prefix: str, weights: list[str], positive_g
     names = ("gamma", "u", "v", "sigma")
     state.load_state_dict({name: state_dict[prefix + name] for name in names})
     return state.eval()
+
+
+@torch.no_grad()
+def gammas_by_weight(state_dict: StateDict, positive_gamma: bool = False) -> dict[str, float]:
+    """gamma of every weight under sigmaReparam, by the weight's plain name; arguments as :func:`fold_state_dict`."""
+    gammas = {}
+    for prefix, weights in _owned_weights(state_dict):
+        gamma = state_dict[prefix + "gamma"]
+        values = (F.softplus(gamma.float()) if positive_gamma else gamma).tolist()
+        gammas |= {name.removesuffix(_RAW) + ".weight": value for name, value in zip(weights, values, strict=True)}
+    return gammas
 
 
 @torch.no_grad()
