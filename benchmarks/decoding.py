@@ -1,6 +1,6 @@
 """Beam search: ours (folded, as fairseq-generate decodes) against stock fairseq with the same weights, interleaved.
 
-    python benchmarks/decoding.py [--rounds 9]
+python benchmarks/decoding.py [--rounds 9]
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ import time
 
 import torch
 from fairseq.sequence_generator import SequenceGenerator
-from models import batch, build, task
-from training_step import report
-
-SHAPE = {"layers": 6, "dim": 512, "ffn": 2048, "heads": 8, "vocabulary": 1000}
+from models import batch, build, keep_memory, task
+from training_step import SHAPE, report
 
 
 def main() -> None:
@@ -23,6 +21,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24, help="tokens of each hypothesis")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    keep_memory()
     dictionary = task(SHAPE["vocabulary"]).target_dictionary
     sigma = build("ours", **SHAPE, reparam="sigma", reparam_gamma_init="spectral")
     models = {"stock": build("stock", **SHAPE), "ours, folded sigmaReparam": sigma}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from types import SimpleNamespace
 
 import torch
@@ -13,6 +15,14 @@ from speech_mt.models.config import SpectralTransformerConfig
 from speech_mt.models.text_to_text import SpectralTransformer
 
 PAD = 1
+
+
+def keep_memory() -> None:
+    """Have glibc keep what a step frees for the next step: fresh pages are the kernel's time, and noise."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        for parameter, value in ((-4, 0), (-1, 2**31 - 1)):  # M_MMAP_MAX, M_TRIM_THRESHOLD
+            libc.mallopt(parameter, value)
 
 
 def task(vocabulary: int) -> SimpleNamespace:

@@ -9,21 +9,34 @@ Machines are noisy: only ratios within one round count; the table gives their me
 from __future__ import annotations
 
 import argparse
-import resource
+import re
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
+from pathlib import Path
 
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.models import BaseFairseqModel
 from fairseq.optim.adam import Adam
-from models import batch, build, task
+from models import batch, build, keep_memory, task
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from speech_mt.criterions.monitored import LabelSmoothedConfig, LabelSmoothedCrossEntropyWithEntropy
+
+NAMES = [
+    "stock",
+    "ours",
+    "ours + monitor",
+    "ours + monitor every update",
+    "ours + sigmaReparam",
+    "torch spectral_norm",
+    "power iteration each forward",
+]
+SHAPE = {"layers": 6, "dim": 512, "ffn": 2048, "heads": 8, "vocabulary": 1000}
 
 
 class PowerIterationEachForward(nn.Module):
@@ -99,7 +112,19 @@ def measure(names: list[str], shape: dict, tokens: int, rounds: int) -> dict[str
             start = time.perf_counter()
             steps[name]()
             seconds[name].append(time.perf_counter() - start)
+        print(f"round {round_ + 1}:", *(f"{seconds[name][-1]:.2f}" for name in names), file=sys.stderr, flush=True)
     return seconds
+
+
+def peak_resident() -> float:
+    """GiB, at most, of this process; its parent's, which ru_maxrss would count, are not among them."""
+    return int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[1]) / 2**20
+
+
+def peak_memory(name: str, arguments: list[str]) -> float:
+    """GiB that two steps of one contestant take, in a process of its own."""
+    command = [sys.executable, __file__, *arguments, "--peak-of", name]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
 def report(seconds: dict[str, list[float]], pairs: list[tuple[str, str]]) -> str:
@@ -113,41 +138,48 @@ def report(seconds: dict[str, list[float]], pairs: list[tuple[str, str]]) -> str
     return "\n".join(lines)
 
 
+def depths(rounds: int) -> None:
+    """Step time from 6L-6L to 100L-100L at width 64: does it grow faster than the number of layers?"""
+    shape = {"dim": 64, "ffn": 256, "heads": 4, "vocabulary": 256}
+    first: list[float] = []
+    for layers in (6, 18, 50, 100):
+        seconds = measure(["ours", "ours + sigmaReparam"], {"layers": layers, **shape}, 1024, rounds)
+        medians = [statistics.median(values) for values in seconds.values()]
+        first = first or medians
+        growth = [m / f / (layers / 6) for m, f in zip(medians, first, strict=True)]
+        print(
+            f"{layers:3}L-{layers}L  plain {medians[0]:.3f} s, sigmaReparam {medians[1]:.3f} s; "
+            f"growth over that of the layers {growth[0]:.2f}, {growth[1]:.2f}",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--contestants", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help="some of them")
     parser.add_argument("--depths", action="store_true", help="step time against depth instead")
+    parser.add_argument("--peak-of", choices=NAMES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds, {args.tokens} tokens")
-    if args.depths:
-        shape = SimpleNamespace(dim=64, ffn=256, heads=4, vocabulary=256)
-        base = None
-        for layers in (6, 18, 50, 100):
-            seconds = measure(["ours", "ours + sigmaReparam"], {"layers": layers, **vars(shape)}, 1024, args.rounds)
-            medians = [statistics.median(values) for values in seconds.values()]
-            base = base or medians
-            growth = [m / b / (layers / 6) for m, b in zip(medians, base, strict=True)]
-            print(
-                f"{layers:3}L-{layers}L  plain {medians[0]:.3f} s, sigmaReparam {medians[1]:.3f} s; "
-                f"growth over that of the layers {growth[0]:.2f}, {growth[1]:.2f}"
-            )
+    keep_memory()
+    if args.peak_of:
+        measure([args.peak_of], SHAPE, args.tokens, rounds=1)
+        print(peak_resident())
         return
-    names = [
-        "stock",
-        "ours",
-        "ours + monitor",
-        "ours + monitor every update",
-        "ours + sigmaReparam",
-        "torch spectral_norm",
-        "power iteration each forward",
-    ]
-    shape = {"layers": 6, "dim": 512, "ffn": 2048, "heads": 8, "vocabulary": 1000}
-    seconds = measure(names, shape, args.tokens, args.rounds)
-    print(report(seconds, [("ours", "stock")] + [(name, "ours") for name in names[2:]]))
-    print(f"peak memory of all together {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB")
+    print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds, {args.tokens} tokens", flush=True)
+    if args.depths:
+        depths(args.rounds)
+        return
+    seconds = measure(args.contestants, SHAPE, args.tokens, args.rounds)
+    baseline = {name: "ours" for name in args.contestants} | {"ours": "stock"}
+    pairs = [(name, baseline[name]) for name in args.contestants if name != "stock" and baseline[name] in seconds]
+    print(report(seconds, pairs), flush=True)
+    for name in args.contestants:
+        peak = peak_memory(name, ["--threads", str(args.threads), "--tokens", str(args.tokens)])
+        print(f"{name + ', peak memory of the process, GiB':60} {peak:8.2f}", flush=True)
 
 
 if __name__ == "__main__":

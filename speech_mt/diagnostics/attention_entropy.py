@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, wraps
+from itertools import product
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -113,15 +114,15 @@ def attention_rows(
     so peaked rows stay exact however large the logits are.
     """
     q, k, scale = _prepare(q, k, key_padding_mask, causal, scale)
-    rows = q.new_empty(3, q.size(0) * q.size(1), q.size(2))
-    for heads, queries, logits in _logit_blocks(q, k, key_padding_mask, causal, scale):
+    rows = q.new_empty(3, *q.shape[:3])
+    for block, logits in _logit_blocks(q, k, key_padding_mask, causal, scale):
         largest = logits.amax(-1, keepdim=True)
         p = logits.sub_(largest).softmax(-1)
         log_z = -p.amax(-1).log()
         largest = largest.squeeze(-1)
         entropy = log_z - torch.linalg.vecdot(p, logits)
-        rows[:, heads, queries] = torch.stack([entropy, log_z + largest, largest])
-    entropy, logsumexp, largest = rows.unflatten(1, q.shape[:2])
+        rows[:, *block] = torch.stack([entropy, log_z + largest, largest])
+    entropy, logsumexp, largest = rows
     entropy = entropy.abs()  # -0.0 becomes 0.0
     if key_padding_mask is not None or k.size(2) == 0:
         unseen = _unseen(q, k, key_padding_mask, causal)
@@ -144,11 +145,11 @@ def max_logit(
     Arguments as :func:`attention_entropy`, and ``query_padding_mask`` (B, T), True at padding.
     """
     q, k, scale = _prepare(q, k, key_padding_mask, causal, scale)
-    largest = q.new_full((q.size(0) * q.size(1), q.size(2)), -INF)
-    for heads, queries, logits in _logit_blocks(q, k, key_padding_mask, causal, scale):
-        largest[heads, queries] = logits.amax(-1)
+    largest = q.new_full(q.shape[:3], -INF)
+    for block, logits in _logit_blocks(q, k, key_padding_mask, causal, scale):
+        largest[block] = logits.amax(-1)
     visible = visible_keys(q.size(2), k.size(2), key_padding_mask, causal, q.device)
-    return largest_per_head(largest.unflatten(0, q.shape[:2]), visible, query_padding_mask)
+    return largest_per_head(largest, visible, query_padding_mask)
 
 
 def largest_per_head(rows: Tensor, visible: Tensor, query_padding_mask: Tensor | None = None) -> Tensor:
@@ -234,30 +235,39 @@ def _prepare(
 
 def _logit_blocks(
     q: Tensor, k: Tensor, key_padding_mask: Tensor | None, causal: bool, scale: float
-) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Yield (slice of B*H, slice of T, their scaled logits over the keys), in blocks of bounded size.
+) -> Iterator[tuple[tuple[slice, slice, slice], Tensor]]:
+    """Yield (slices of B, H and T, their scaled logits (b, h, t, S)), in blocks of bounded size.
 
-    Invisible keys have the logit ``HIDDEN``; a causal block ends at its last visible key.
+    Invisible keys have the logit ``HIDDEN``; a causal block ends at its last visible key. Heads lie apart in memory:
+    they are brought together a block at a time, so that no copy of all of q or k is ever made.
     """
+    batch, num_heads, queries, _ = q.shape
+    keys = k.size(2)
     if q.numel() == 0 or k.numel() == 0:
         return
-    q = q * scale
-    if key_padding_mask is not None:  # the mask as one more dimension of q and k: no pass over the logits
-        bias = (key_padding_mask * HIDDEN).to(q.dtype)[:, None, :, None]
-        q, k = F.pad(q, (0, 1), value=1.0), torch.cat([k, bias.expand(-1, k.size(1), -1, -1)], dim=-1)
-    q, k = q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)
-    heads, queries, keys = q.size(0), q.size(1), k.size(2)
+    unread = q.new_empty(())  # what beta = 0 ignores
     block = CPU_BLOCK * torch.get_num_threads() if q.device.type == "cpu" else ACCELERATOR_BLOCK
-    heads_step, queries_step = max(1, block // (queries * keys)), max(1, block // keys)
-    for first in range(0, heads, heads_step):
-        some_heads = slice(first, first + heads_step)
-        for start in range(0, queries, queries_step):
-            end = min(start + queries_step, queries)
-            logits = torch.bmm(q[some_heads, start:end], k[some_heads, :, : end if causal else keys])
+    rows = max(1, block // keys)
+    of_batch = max(1, rows // (num_heads * queries))
+    of_heads = min(num_heads, -(-rows // queries))
+    of_queries = min(queries, rows)
+    for b, h in product(range(0, batch, of_batch), range(0, num_heads, of_heads)):
+        some = slice(b, min(b + of_batch, batch)), slice(h, min(h + of_heads, num_heads))
+        shape = some[0].stop - b, some[1].stop - h
+        q_some, k_some = q[some], k[some]
+        if key_padding_mask is not None:  # the mask as one more dimension of q and k: no pass over the logits
+            bias = (key_padding_mask[some[0], None, :, None] * HIDDEN).to(q.dtype)
+            q_some = F.pad(q_some, (0, 1), value=1.0)
+            k_some = torch.cat([k_some, bias.expand(-1, shape[1], -1, -1)], dim=-1)
+        q_some, k_some = q_some.flatten(0, 1), k_some.flatten(0, 1).transpose(1, 2)
+        for start in range(0, queries, of_queries):
+            end = min(start + of_queries, queries)
+            visible = k_some[..., : end if causal else keys]
+            logits = torch.baddbmm(unread, q_some[:, start:end], visible, beta=0, alpha=scale)
             if causal:
                 future = torch.ones(end - start, end - start, dtype=torch.bool, device=q.device).triu(1)
                 logits[..., start:].masked_fill_(future, HIDDEN)
-            yield some_heads, slice(start, end), logits
+            yield (*some, slice(start, end)), logits.unflatten(0, shape)
 
 
 @cache

@@ -22,7 +22,7 @@ from speech_mt.diagnostics.oversmoothing import (
     value_output_eigenvalues,
     value_output_matrix,
 )
-from speech_mt.diagnostics.sites import KINDS
+from speech_mt.diagnostics.sites import KINDS, LAYER
 from speech_mt.diagnostics.spectra import (
     effective_rank,
     query_key_singular_values,
@@ -36,8 +36,7 @@ from speech_mt.reparam import fold_state_dict, gammas_by_weight
 
 TOLERANCE, MAX_ITERATIONS = 1e-4, 100  # of the power iteration: norms are low by less than 1 %
 
-_LAYER = r"(?P<prefix>(?:.*\.)?(?P<stack>encoder|decoder)\.(?:\w+\.)*?(?!conv)\w*layers\.(?P<layer>\d+))\."
-_WEIGHT = re.compile(_LAYER + r"(?:(?P<attention>self_attn|encoder_attn)\.)?(?P<name>.+)\.weight$")
+_WEIGHT = re.compile(LAYER + r"\.(?:(?P<attention>self_attn|encoder_attn)\.)?(?P<name>.+)\.weight$")
 _CONFORMER = {"linear_q": "q_proj", "linear_k": "k_proj", "linear_v": "v_proj", "linear_out": "out_proj"}
 
 StateDict = Mapping[str, Tensor]
@@ -103,13 +102,13 @@ def inspect_weights(state_dict: StateDict, options: Mapping[str, Any]) -> list[L
     gammas = gammas_by_weight(state_dict, positive_gamma) if options.get("reparam", "sigma") == "sigma" else {}
     rows: dict[str, LayerNumbers] = {}
     for key, weight in folded.items():
-        match = _WEIGHT.match(key)
+        match = _WEIGHT.search(key)
         if match is None or weight.ndim != 2:
             continue
         cross = match["attention"] == "encoder_attn"
-        kind = "cross" if cross else match["stack"]
-        where = match["prefix"] + ".encoder_attn" * cross
-        row = rows.setdefault(where, LayerNumbers(kind, int(match["layer"]), where))
+        stack, layer = match.group(1, 2)
+        where = key[: match.end(2)] + ".encoder_attn" * cross
+        row = rows.setdefault(where, LayerNumbers("cross" if cross else stack, int(layer), where))
         name = _CONFORMER.get(match["name"], match["name"])
         row.spectral_norms[name] = _spectral_norm(weight)
         if key in gammas:

@@ -21,10 +21,10 @@ from speech_mt.modules.attention import MultiheadAttention, visible
 from speech_mt.modules.layers import DecoderLayer, EncoderLayer
 
 KINDS = ("encoder", "decoder", "cross")
-_LAYER = r"(?:^|\.)(encoder|decoder)\.(?:\w+\.)*?(?!conv)\w*layers\.(\d+)"
-_ATTENTIONS = re.compile(_LAYER + r"\.(?:\w+\.)*?(self_attn|encoder_attn)$")
-_LAYERS = re.compile(_LAYER + r"$")
-_WEIGHTS = re.compile(_LAYER + r"\.(.+)$")
+LAYER = r"(?:^|\.)(encoder|decoder)\.(?:\w+\.)*?(?!conv)\w*layers\.(\d+)"  # of a module's or parameter's name
+_ATTENTIONS = re.compile(LAYER + r"\.(?:\w+\.)*?(self_attn|encoder_attn)$")
+_LAYERS = re.compile(LAYER + r"$")
+_WEIGHTS = re.compile(LAYER + r"\.(.+)$")
 
 
 class Site(NamedTuple):

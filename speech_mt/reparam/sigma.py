@@ -51,14 +51,9 @@ class _Normalize(torch.autograd.Function):
         whole = len(used) == k
         if not whole:
             gamma, sigma = gamma[used], sigma[used]
-        grads_used = [grads[i] for i in used]
-        products = torch._foreach_mul(grads_used, [weights[i] for i in used])
-        grad_gamma = torch.stack([product.sum() for product in products]) / sigma
-        scale = gamma / sigma
-        grad_weights = torch._foreach_mul(grads_used, scale.unbind())
-        lifts = torch._foreach_mul([vs[i] for i in used], (scale * grad_gamma).unbind())
-        for grad, lift, i in zip(grad_weights, lifts, used, strict=True):
-            grad.addr_(lift, us[i], alpha=-1)
+        picked = [tuple(sequence[i] for i in used) for sequence in (grads, weights, us, vs)]
+        rescale = _rescale_in_few_passes if gamma.device.type == "cpu" else _rescale_in_few_calls
+        grad_gamma, grad_weights = rescale(gamma, sigma, *picked)
         if whole:
             return grad_gamma, None, None, None, *grad_weights
         return (
@@ -68,6 +63,28 @@ class _Normalize(torch.autograd.Function):
             None,
             *_spread(grad_weights, used, k),
         )
+
+
+def _rescale_in_few_calls(gamma, sigma, grads, weights, us, vs) -> tuple[Tensor, list[Tensor]]:  # noqa: ANN001
+    """dL/dgamma and the dL/dW of all weights together: on a GPU each call costs time."""
+    products = torch._foreach_mul(grads, weights)
+    grad_gamma = torch.stack([product.sum() for product in products]) / sigma
+    scale = gamma / sigma
+    grad_weights = torch._foreach_mul(grads, scale.unbind())
+    lifts = torch._foreach_mul(vs, (scale * grad_gamma).unbind())
+    for grad, lift, u in zip(grad_weights, lifts, us, strict=True):
+        grad.addr_(lift, u, alpha=-1)
+    return grad_gamma, list(grad_weights)
+
+
+def _rescale_in_few_passes(gamma, sigma, grads, weights, us, vs) -> tuple[Tensor, list[Tensor]]:  # noqa: ANN001
+    """The same, one weight after the other: on a CPU each pass over memory, and each new page, costs time."""
+    products = [torch.dot(g.reshape(-1), w.reshape(-1)) for g, w in zip(grads, weights, strict=True)]
+    grad_gamma = torch.stack(products) / sigma
+    scale = gamma / sigma
+    lift = scale * grad_gamma
+    pairs = zip(grads, vs, us, scale.tolist(), lift.tolist(), strict=True)
+    return grad_gamma, [torch.addr(g, v, u, beta=a, alpha=-b) for g, v, u, a, b in pairs]
 
 
 def _spread(values: Sequence[Tensor], indices: list[int], length: int) -> list[Tensor | None]:
@@ -91,7 +108,7 @@ def _full_precision(weight: Tensor) -> Tensor:
 
 
 def _floored(sigma: Tensor) -> Tensor:
-    return torch.where(sigma < SIGMA_FLOOR, torch.ones_like(sigma), sigma)
+    return sigma.masked_fill(sigma < SIGMA_FLOOR, 1.0)
 
 
 class Matrix(NamedTuple):

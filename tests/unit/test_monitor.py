@@ -8,25 +8,9 @@ import torch.distributed as dist
 from torch import nn
 
 from speech_mt.diagnostics.monitor import SPECTRA_INTERVAL, Monitor
-from speech_mt.modules.layers import EncoderLayer, LayerConfig
+from tests.unit.encoder_stack import EncoderStack
 
 EVERYTHING = ("entropy", "logits", "gamma", "spectra", "smoothing")
-
-
-class Stack(nn.Module):
-    """Three encoder layers of width 16, without fairseq."""
-
-    def __init__(self, **options):
-        super().__init__()
-        torch.manual_seed(1)
-        self.encoder = nn.Module()
-        cfg = LayerConfig(16, 32, 4, 3, **options)
-        self.encoder.layers = nn.ModuleList(EncoderLayer(cfg) for _ in range(3))
-
-    def forward(self, x, padding_mask=None):
-        for layer in self.encoder.layers:
-            x = layer(x, padding_mask)
-        return x
 
 
 def measure(monitor, model, *args, padding=None, **kwargs):
@@ -131,7 +115,7 @@ def _rank(rank, folder, queue):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     generator = torch.Generator().manual_seed(rank)
     x = torch.randn(1 + 2 * rank, 5, 16, generator=generator)
-    monitor, model = Monitor(), Stack()
+    monitor, model = Monitor(), EncoderStack()
     with torch.no_grad(), monitor.watch(model):
         model(x)
     sums = monitor.statistics()
@@ -154,7 +138,7 @@ def test_ranks_with_uneven_batches_come_to_the_whole_batch(tmp_path):
     (_, x0, layers, largest), (_, x1, other_layers, other_largest) = results
     assert (layers, largest) == (other_layers, other_largest)  # both ranks know the same
     with torch.no_grad():
-        whole = measure(Monitor(), Stack(), torch.tensor(x0 + x1))
+        whole = measure(Monitor(), EncoderStack(), torch.tensor(x0 + x1))
     torch.testing.assert_close(torch.tensor(largest), whole.heads["max_logit/encoder"].float())
     for name in ("entropy/encoder", "entropy_normalised/encoder", "max_logit/encoder"):
         torch.testing.assert_close(values(layers[name]), values(whole.layers[name]), rtol=1e-5, atol=1e-5)
@@ -198,7 +182,7 @@ def test_first_update_every_interval_and_validation_are_measured(text_model, tex
 
 @torch.no_grad()
 def test_spectra_are_measured_on_every_tenth_measured_update():
-    model, monitor = Stack(), Monitor(("spectra",), interval=2)
+    model, monitor = EncoderStack(), Monitor(("spectra",), interval=2)
     monitor.attach(model)
     measured = []
     for updates in range(4 * SPECTRA_INTERVAL):
@@ -234,13 +218,13 @@ def test_identical_tokens_have_cosine_one_and_uniform_attention(ctc_model):
 def test_cosine_alone_is_measured_when_it_is_wanted():
     monitor = Monitor(("entropy",))
     monitor.wants_cosine = True
-    found = measure(monitor, Stack(), torch.randn(1, 3, 16))
+    found = measure(monitor, EncoderStack(), torch.randn(1, 3, 16))
     assert {name.partition("/")[0] for name in found.layers} == {"entropy", "entropy_normalised", "cosine"}
 
 
 @torch.no_grad()
 def test_a_layer_that_was_skipped_is_missing_and_shifts_no_other():
-    model, x, monitor = Stack(), torch.randn(2, 4, 16), Monitor(("entropy", "logits", "smoothing"))
+    model, x, monitor = EncoderStack(), torch.randn(2, 4, 16), Monitor(("entropy", "logits", "smoothing"))
     with monitor.watch(model):
         model.encoder.layers[2](x)
     found = monitor.reduce([monitor.statistics()])
@@ -251,7 +235,7 @@ def test_a_layer_that_was_skipped_is_missing_and_shifts_no_other():
 
 @torch.no_grad()
 def test_a_rank_that_skips_every_layer_has_the_keys_of_the_others():
-    model, x, monitor = Stack(), torch.randn(2, 4, 16), Monitor(("entropy", "logits", "smoothing"))
+    model, x, monitor = EncoderStack(), torch.randn(2, 4, 16), Monitor(("entropy", "logits", "smoothing"))
     keys = []
     for layers in ([], model.encoder.layers):
         with monitor.watch(model):
@@ -267,7 +251,7 @@ def test_a_rank_that_skips_every_layer_has_the_keys_of_the_others():
 
 @torch.no_grad()
 def test_rows_that_are_not_finite_are_counted_not_averaged():
-    model, x = Stack(), torch.randn(2, 4, 16)
+    model, x = EncoderStack(), torch.randn(2, 4, 16)
     x[1, 2] = torch.nan
     found = measure(Monitor(), model, x)
     clean = measure(Monitor(), model, x[:1])
@@ -279,7 +263,7 @@ def test_rows_that_are_not_finite_are_counted_not_averaged():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @torch.no_grad()
 def test_half_precision_models_are_measured_in_float32(dtype):
-    model, x = Stack(), torch.randn(2, 5, 16)
+    model, x = EncoderStack(), torch.randn(2, 5, 16)
     full = measure(Monitor(EVERYTHING), model, x)
     half = measure(Monitor(EVERYTHING), model.to(dtype), x.to(dtype))
     for name in ("entropy/encoder", "max_logit/encoder", "cosine/encoder", "query_key_norm/encoder"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from speech_mt.reparam import fold, power_step, sigma_reparam, states
+from speech_mt.reparam import fold, power_step, sigma, sigma_reparam, states
 
 
 class Layer(nn.Module):
@@ -62,6 +62,17 @@ def test_spectral_norm_is_gamma():
         layer.sigma_reparam.gamma.data.copy_(torch.tensor([2.0, 0.5]))
         assert norm(layer.fc1.weight) == pytest.approx(2.0, abs=1e-5)
         assert norm(layer.fc2.weight) == pytest.approx(0.5, abs=1e-5)
+
+
+def test_the_backward_pass_of_a_gpu_and_that_of_a_cpu_are_one():
+    torch.manual_seed(0)
+    shapes = [(3, 5), (4, 4), (6, 2)]
+    grads, weights = ([torch.randn(n, m, dtype=torch.float64).t() for m, n in shapes] for _ in range(2))
+    vs, us = ([torch.randn(shape[side], dtype=torch.float64) for shape in shapes] for side in (0, 1))
+    gamma, norms = torch.rand(2, 3, dtype=torch.float64) + 0.5
+    in_calls = sigma._rescale_in_few_calls(gamma, norms, grads, weights, us, vs)
+    in_passes = sigma._rescale_in_few_passes(gamma, norms, grads, weights, us, vs)
+    torch.testing.assert_close(in_calls, in_passes, rtol=1e-12, atol=1e-12)
 
 
 def test_power_iteration_converges_to_the_svd_from_its_fixed_start():

@@ -6,25 +6,14 @@ from torch import nn
 
 from speech_mt.diagnostics.sites import attention_sites, weight_sites
 from speech_mt.diagnostics.weights import gammas, largest_gammas, spectra
-from speech_mt.modules.layers import EncoderLayer, LayerConfig
 from speech_mt.reparam import sigma_reparam, states
 from speech_mt.reparam.baselines import spectral_norm
-
-
-class Stack(nn.Module):
-    """Three encoder layers of width 16, without fairseq."""
-
-    def __init__(self, **options):
-        super().__init__()
-        torch.manual_seed(1)
-        self.encoder = nn.Module()
-        cfg = LayerConfig(16, 32, 4, 3, **options)
-        self.encoder.layers = nn.ModuleList(EncoderLayer(cfg) for _ in range(3))
+from tests.unit.encoder_stack import EncoderStack
 
 
 @torch.no_grad()
 def test_gamma_of_every_weight_and_the_largest_of_a_layer():
-    model = Stack()
+    model = EncoderStack()
     sigma_reparam(model)
     for i, (_, state) in enumerate(states(model)):
         state.gamma.copy_(torch.tensor([1.0, 2.0, -3.0, 0.5, 1.5, 2.5]) + 10 * i)
@@ -35,7 +24,7 @@ def test_gamma_of_every_weight_and_the_largest_of_a_layer():
 
 
 def test_weights_without_a_learned_gamma_have_none():
-    model = Stack()
+    model = EncoderStack()
     assert gammas(weight_sites(model)) == {}
     spectral_norm(model)  # gamma stays 1: nothing to see
     assert gammas(weight_sites(model)) == {}
@@ -43,7 +32,7 @@ def test_weights_without_a_learned_gamma_have_none():
 
 @torch.no_grad()
 def test_spectra_of_plain_and_of_reparametrised_weights():
-    model = Stack()
+    model = EncoderStack()
     plain = spectra(weight_sites(model), attention_sites(model))
     layer = model.encoder.layers[1]
     linears = [module for module in layer.modules() if isinstance(module, nn.Linear)]
