@@ -26,3 +26,8 @@ from speech_mt.tasks.speech import SpeechManifestTask  # speech_manifest
 from speech_mt.diagnostics import training_log
 
 training_log.install()
+
+# optimizers do not decay what is marked: Theta and psi of --value-spectrum, the scales of --token-mixing
+from speech_mt.optim import weight_decay
+
+weight_decay.install()
