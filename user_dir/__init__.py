@@ -11,6 +11,7 @@ compat.apply()  # fairseq on current Python and torch; first, for the rest impor
 from speech_mt.models.text_to_text import SpectralTransformer  # spectral_transformer, _{6,18,50,100}l, _tiny
 from speech_mt.models.speech_to_text import SpectralS2TTransformer  # spectral_s2t_transformer, _tiny
 from speech_mt.models.speech_ctc import SpectralCTCTransformer  # spectral_ctc_transformer, _tiny
+from speech_mt.models.masked_lm import SpectralMaskedLM  # spectral_masked_lm, _tiny
 
 # criterions                                                                 --criterion
 from speech_mt.criterions.monitored import (

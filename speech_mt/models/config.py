@@ -98,6 +98,13 @@ class SpectralTransformerConfig(EncoderConfig, DecoderConfig):
 
 
 @dataclass
+class SpectralMaskedLMConfig(EncoderConfig):
+    """A bidirectional text encoder."""
+
+    max_source_positions: int = II("task.tokens_per_sample")
+
+
+@dataclass
 class SpeechConfig(EncoderConfig):
     """What the speech encoders add: the convolution that shortens the input."""
 

@@ -13,9 +13,9 @@ from speech_mt.checkpoint import MismatchError, explain_mismatch, load_checkpoin
 from speech_mt.errors import InputError
 from speech_mt.models.config import NEUTRENO_LAMBDA, EncoderConfig
 from speech_mt.modules.residual import init_gain
-from speech_mt.modules.token_mixing import AttnScale, FeatScale, token_mixings
-from speech_mt.optim.weight_decay import exclude_from_weight_decay
-from speech_mt.reparam import REPARAMS, ValueSpectrum, fold, states, value_spectrum
+from speech_mt.modules.token_mixing import token_mixings
+from speech_mt.optim.weight_decay import exclude_controls
+from speech_mt.reparam import REPARAMS, fold, states, value_spectrum
 from speech_mt.reparam.value_spectrum import SpectralProjection
 
 logger = logging.getLogger(__name__)
@@ -99,10 +99,7 @@ def control_oversmoothing(model: nn.Module, cfg: EncoderConfig) -> None:
                 scale = init_gain(placement, cfg.encoder_layers, getattr(cfg, "decoder_layers", 0), name == "decoder")
                 taken = value_spectrum(stack, spectrum, basis, scale)
                 logger.info(f"{spectrum} value spectrum, {basis} basis: {_summary([f'{name}.{x}' for x in taken])}")
-    for module in model.modules():
-        if isinstance(module, ValueSpectrum | AttnScale | FeatScale):
-            for parameter in module.parameters():
-                exclude_from_weight_decay(parameter)
+    exclude_controls(model)
 
 
 def _controlled(model: nn.Module) -> str | None:

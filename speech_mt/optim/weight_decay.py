@@ -12,6 +12,8 @@ from typing import Any
 from torch import nn
 
 from speech_mt.errors import InputError
+from speech_mt.modules.token_mixing import AttnScale, FeatScale
+from speech_mt.reparam import ValueSpectrum
 
 GROUP = "undecayed"  # the name of the group under ``optimizer: composite``
 
@@ -20,6 +22,14 @@ def exclude_from_weight_decay(parameter: nn.Parameter) -> None:
     """Mark a parameter."""
     parameter.param_group = GROUP
     parameter.optim_overrides = {"optimizer": {"weight_decay_scale": 0}}
+
+
+def exclude_controls(model: nn.Module) -> None:
+    """Mark Theta and psi of every value spectrum, and the scales of token mixing."""
+    for module in model.modules():
+        if isinstance(module, ValueSpectrum | AttnScale | FeatScale):
+            for parameter in module.parameters():
+                exclude_from_weight_decay(parameter)
 
 
 def is_excluded(parameter: object) -> bool:
