@@ -3,8 +3,9 @@
     python scripts/fold_checkpoint.py checkpoints/checkpoint_best.pt folded.pt
     fairseq-generate DATA --path folded.pt          # no --user-dir
 
-sigmaReparam, spectral norm and weight norm become plain weights; DeepNorm and Admin become plain post-LN. What does not
-fold (QK-norm, softcap, Sub-LN, sandwich norm, no norm, speech) is named, and only the reparametrisation is removed.
+sigmaReparam, spectral norm, weight norm and value spectra become plain weights; DeepNorm and Admin become plain
+post-LN. What does not fold (QK-norm, softcap, Sub-LN, sandwich norm, no norm, token mixing, speech) is named, and only
+the reparametrisation is removed.
 """
 
 import argparse

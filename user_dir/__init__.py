@@ -11,6 +11,7 @@ compat.apply()  # fairseq on current Python and torch; first, for the rest impor
 from speech_mt.models.text_to_text import SpectralTransformer  # spectral_transformer, _{6,18,50,100}l, _tiny
 from speech_mt.models.speech_to_text import SpectralS2TTransformer  # spectral_s2t_transformer, _tiny
 from speech_mt.models.speech_ctc import SpectralCTCTransformer  # spectral_ctc_transformer, _tiny
+from speech_mt.models.masked_lm import SpectralMaskedLM  # spectral_masked_lm, _tiny
 
 # criterions                                                                 --criterion
 from speech_mt.criterions.monitored import (
@@ -26,3 +27,8 @@ from speech_mt.tasks.speech import SpeechManifestTask  # speech_manifest
 from speech_mt.diagnostics import training_log
 
 training_log.install()
+
+# optimizers do not decay what is marked: Theta and psi of --value-spectrum, the scales of --token-mixing
+from speech_mt.optim import weight_decay
+
+weight_decay.install()

@@ -13,18 +13,16 @@ import re
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from speech_mt.errors import InputError, run
+from speech_mt.experiments.commands import BIN, Progress, run_command
 from speech_mt.plotting.figures import make_figure
 from speech_mt.plotting.runs import load_run
 
 ROOT = Path(__file__).parents[2]
-BIN = Path(sys.executable).parent
 _UPDATE = re.compile(r"num_updates=(\d+)")
 
 
@@ -90,67 +88,6 @@ _TRAIN = (
 )
 
 
-class Progress:
-    """One line for all running commands: rewritten in a terminal, repeated every 15 seconds elsewhere."""
-
-    def __init__(self) -> None:
-        self.running: dict[str, str] = {}
-        self._shown = 0.0
-
-    def show(self) -> None:
-        line = " | ".join(f"{name} {state}" for name, state in self.running.items())
-        if sys.stdout.isatty():
-            print(f"\r\033[K{line[:150]}", end="", flush=True)
-        elif time.time() - self._shown > 15:
-            self._shown = time.time()
-            print(line, flush=True)
-
-    def say(self, text: str) -> None:
-        print(f"\r\033[K{text}" if sys.stdout.isatty() else text, flush=True)
-
-
-def command(
-    folder: Path, step: str, arguments: list[str], state: Callable[[str], str] | None, progress: Progress
-) -> None:
-    """Run one command unless it was completed before; its output goes to ``folder/step.log``.
-
-    Raises:
-        InputError: the command failed; names its log.
-    """
-    done = folder / f"{step}.completed"
-    if done.exists() and json.loads(done.read_text()) == arguments:
-        progress.say(f"{folder.name} {step}: done already")
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    progress.say(f"$ {shlex.join(arguments)}")
-    log = folder / f"{step}.log"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
-    with log.open("ab") as output:
-        output.write(f"$ {shlex.join(arguments)}\n".encode())
-        start = output.tell()
-        process = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
-    key = f"{folder.name} {step}"
-    try:
-        while process.poll() is None:
-            if state is None:
-                progress.running[key] = "..."
-            else:
-                with log.open("rb") as text:
-                    text.seek(max(start, log.stat().st_size - 20_000))
-                    progress.running[key] = state(text.read().decode(errors="replace"))
-            progress.show()
-            time.sleep(1)
-    finally:
-        process.terminate()
-        progress.running.pop(key, None)
-    if process.returncode < 0:
-        raise InputError(f"{key} was ended by signal {-process.returncode} (its output is in {log})")
-    if process.returncode:
-        tail = log.read_text(errors="replace").strip().splitlines()[-1]
-        raise InputError(f"{key} failed with {process.returncode}: {tail} (all of it is in {log})")
-    done.write_text(json.dumps(arguments))
-
-
 def train_and_decode(experiment: Experiment, out: Path, updates: int, progress: Progress) -> None:
     """One model, from data to translations or transcripts of the test set."""
     folder, data = out / experiment.name, out / "data" / experiment.data
@@ -163,12 +100,12 @@ def train_and_decode(experiment: Experiment, out: Path, updates: int, progress: 
         f"fairseq-train {data} {experiment.train} {_TRAIN} --max-update {updates} "
         f"--save-dir {folder}/checkpoints --tensorboard-logdir {folder}/tensorboard"
     )
-    command(folder, "train", train, updates_done, progress)
+    run_command(folder, "train", train, root=ROOT, progress=progress, state=updates_done)
     generate = shlex.split(
         f"fairseq-generate {data} --user-dir user_dir --cpu {experiment.generate} --gen-subset test "
         f"--path {folder}/checkpoints/checkpoint_last.pt --results-path {folder}/test"
     )
-    command(folder, "generate", generate, None, progress)
+    run_command(folder, "generate", generate, root=ROOT, progress=progress)
 
 
 def score(experiment: Experiment, out: Path) -> float:
@@ -210,7 +147,7 @@ def main() -> None:
     out = args.out.resolve()
     progress = Progress()
     prepare = [sys.executable, str(ROOT / "examples/numbers/prepare.py"), "--out", str(out / "data")]
-    command(out / "data", "prepare", prepare + ["--smoke"] * args.smoke, None, progress)
+    run_command(out / "data", "prepare", prepare + ["--smoke"] * args.smoke, root=ROOT, progress=progress)
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         jobs = [pool.submit(train_and_decode, e, out, 10 if args.smoke else e.updates, progress) for e in EXPERIMENTS]
         for job in jobs:

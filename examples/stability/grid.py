@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from speech_mt.data.stage import atomic_path
 from speech_mt.errors import InputError
+from speech_mt.experiments.table import read_table, write_table
 
 METHODS = {
     "post-LN": "--norm-placement post",
@@ -126,41 +125,13 @@ def longest(results: Mapping[Trial, Result]) -> Results:
 
 
 def read_results(path: Path) -> Results:
-    """The table; empty where there is no file.
-
-    Raises:
-        InputError: the file is not one of this study; names its line.
-    """
-    if not path.exists():
-        return {}
-    results: Results = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in (reader := csv.DictReader(file)):
-            try:
-                results[_parse(Trial, row)] = _parse(Result, row)
-            except (KeyError, TypeError, ValueError) as error:
-                raise InputError(
-                    f"{path}, line {reader.line_num}: not a row of this study ({error}); move the file away"
-                ) from None
-    return results
+    """The table; empty where there is no file."""
+    return read_table(path, Trial, Result)
 
 
 def write_results(path: Path, results: Mapping[Trial, Result]) -> None:
     """Write the table, whole or not at all."""
-    columns = [field.name for kind in (Trial, Result) for field in fields(kind)]
-    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(_format(asdict(trial) | asdict(result)) for trial, result in results.items())
-
-
-def _parse(kind: type, row: Mapping[str, str]):  # noqa: ANN202
-    convert = {"int": int, "float": float, "str": str}
-    return kind(**{field.name: convert[field.type](row[field.name]) for field in fields(kind)})
-
-
-def _format(row: Mapping[str, object]) -> dict[str, object]:
-    return {name: f"{value:.5g}" if isinstance(value, float) else value for name, value in row.items()}
+    write_table(path, results, Trial, Result)
 
 
 def known(methods: Iterable[str]) -> list[str]:

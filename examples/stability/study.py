@@ -8,21 +8,16 @@ figures and a copy of the table.
 from __future__ import annotations
 
 import argparse
-import fcntl
-import importlib.metadata
 import logging
 import multiprocessing
 import os
-import platform
 import signal
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from pathlib import Path
 
 from grid import (
@@ -41,25 +36,10 @@ from grid import (
 )
 
 from speech_mt.errors import InputError, run
+from speech_mt.experiments.provenance import alone_in, commit, machine
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-
-
-@contextmanager
-def alone_in(out: Path) -> Iterator[None]:
-    """One study a folder at a time.
-
-    Raises:
-        InputError: another one is running.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{out}: another study runs there; wait for it or give another --out") from None
-        yield
 
 
 def prepare(data: Path) -> str:
@@ -73,26 +53,6 @@ def prepare(data: Path) -> str:
     if done.returncode:
         raise InputError(f"cannot make the corpus in {data}: {done.stderr.strip().splitlines()[-1]}")
     return os.path.relpath(data / "mt" / "bin", ROOT)
-
-
-def commit() -> str:
-    """Of the repository, with -dirty where what is trained differs from it."""
-
-    def git(*arguments: str) -> subprocess.CompletedProcess:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-
-    head = git("rev-parse", "--short", "HEAD").stdout.strip()
-    clean = git("diff", "--quiet", "HEAD", "--", "speech_mt", "user_dir").returncode == 0
-    return (head if clean else f"{head}-dirty") if head else "unknown"
-
-
-def machine() -> str:
-    """Processor, cores and torch."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    processor = names[0] if names else platform.processor() or platform.machine()
-    return f"{processor}, {os.cpu_count()} cores, torch {importlib.metadata.version('torch')}"
 
 
 def train(trial: Trial, *arguments: str) -> Result:
@@ -110,7 +70,7 @@ def run_trials(trials: list[Trial], results: Results, table: Path, data: str, jo
     A failed run is reported and has no row: the next study tries it again.
     """
     out = os.path.relpath(table.parent, ROOT)
-    deadline, told = time.time() + 60 * minutes, (commit(), machine())
+    deadline, told = time.time() + 60 * minutes, (commit(ROOT), machine())
     waiting, running, failed = list(trials), {}, 0
     os.environ["OMP_NUM_THREADS"] = "1"
     os.chdir(ROOT)

@@ -1,8 +1,8 @@
 """A checkpoint of the plugin as one of stock fairseq: everything that folds is folded into plain weights.
 
-sigmaReparam, spectral norm and weight norm become W_hat. DeepNorm and Admin become plain post-LN, since LayerNorm does
-not see the scale of its input (up to its eps):  LN(a x + f(x)) = LN(x + f(x) / a),  so the weight and bias of the last
-linear map of each branch are divided by a.
+sigmaReparam, spectral norm and weight norm become W_hat, a value spectrum its W_V and W_O. DeepNorm and Admin become
+plain post-LN, since LayerNorm does not see the scale of its input (up to its eps):  LN(a x + f(x)) = LN(x + f(x) / a),
+so the weight and bias of the last linear map of each branch are divided by a.
 """
 
 from __future__ import annotations
@@ -14,12 +14,19 @@ from torch import Tensor
 
 from speech_mt.errors import InputError
 from speech_mt.modules.residual import residual_scale
+from speech_mt.modules.token_mixing import token_mixings
 from speech_mt.reparam import fold_state_dict
 
 FOLDABLE_PLACEMENTS = ("post", "pre", "deepnorm", "admin")
 _STOCK_CRITERIONS = {"label_smoothed_cross_entropy_with_entropy": "label_smoothed_cross_entropy"}
 _BRANCH_ENDS = (".self_attn.out_proj.", ".encoder_attn.out_proj.", ".fc2.")
 _OURS = ("reparam", "norm_placement", "qk_norm", "attention_softcap", "qk_clip", "layerdrop", "monitor")
+_OURS += ("value_spectrum", "value_basis", "token_mixing", "neutreno_lambda")
+_WHY_NOT = {
+    "attn_scale": "scales attention against the mean of the visible values at run time",
+    "feat_scale": "scales the mean of the tokens against the rest at run time",
+    "neutreno": "adds the values of the first layer to the others' at run time",
+}
 
 
 def why_not_stock(model_cfg: dict[str, Any]) -> list[str]:
@@ -33,6 +40,8 @@ def why_not_stock(model_cfg: dict[str, Any]) -> list[str]:
         reasons.append("--qk-norm normalises at run time")
     if model_cfg["attention_softcap"] > 0:
         reasons.append("--attention-softcap acts on the logits at run time")
+    for name in token_mixings(model_cfg.get("token_mixing", "")):
+        reasons.append(f"--token-mixing {name} {_WHY_NOT[name]}")
     return reasons
 
 
@@ -53,7 +62,7 @@ def fold_checkpoint(state: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     weights = fold_state_dict(state["model"], model_cfg["reparam_positive_gamma"])
     reasons = why_not_stock(model_cfg)
     plain = {**model_cfg, "reparam": "none", "reparam_gamma_init": "one", "reparam_positive_gamma": False}
-    plain["reparam_from"] = None
+    plain |= {"reparam_from": None, "value_spectrum": "free", "value_basis": "orthogonal"}
     folded_cfg = {**cfg, "model": plain}
     if not reasons:
         _fold_residual_scale(weights, model_cfg)

@@ -13,7 +13,10 @@ from omegaconf import II
 
 from speech_mt.modules.layers import ACTIVATIONS, LayerConfig
 from speech_mt.modules.residual import NORM_PLACEMENTS
-from speech_mt.reparam import REPARAMS
+from speech_mt.modules.token_mixing import token_mixings
+from speech_mt.reparam import BASES, REPARAMS, SPECTRA
+
+NEUTRENO_LAMBDA = 0.4
 
 
 def option(default: object, help: str) -> object:  # noqa: A002
@@ -56,6 +59,21 @@ class EncoderConfig(FairseqDataclass):
         0.0, "TAU: after an update, shrink W_q and W_k of heads with logits above TAU (arXiv 2507.20534); 0: off"
     )
     layerdrop: float = option(0.0, "probability to zero the branches of a layer, one draw a layer and forward")
+    value_spectrum: ChoiceEnum(list(SPECTRA)) = option(
+        "free",
+        "eigenvalues of W_V W_O in self-attention (arXiv 2401.04301). smooth: psi^2; sharpen: -psi^2, at least -1; "
+        "sharpen-first-half: the first half of the layers of each stack, the others free",
+    )
+    value_basis: ChoiceEnum(list(BASES)) = option(
+        "orthogonal", "eigenvectors of W_V W_O under --value-spectrum: the Q of a learned matrix, or any matrix"
+    )
+    token_mixing: str = option(
+        "",
+        "in self-attention: attn_scale, feat_scale (arXiv 2203.05962), neutreno (arXiv 2312.00751), joined by commas",
+    )
+    neutreno_lambda: float = option(
+        NEUTRENO_LAMBDA, "weight of the first layer's values in the others (the authors: text 0.4, images 0.6)"
+    )
 
 
 @dataclass
@@ -77,6 +95,13 @@ class SpectralTransformerConfig(EncoderConfig, DecoderConfig):
     share_all_embeddings: bool = option(
         False, "tie the embeddings of source, target and output (needs a joined dictionary)"
     )
+
+
+@dataclass
+class SpectralMaskedLMConfig(EncoderConfig):
+    """A bidirectional text encoder."""
+
+    max_source_positions: int = II("task.tokens_per_sample")
 
 
 @dataclass
@@ -117,6 +142,8 @@ def encoder_layer_config(cfg: EncoderConfig) -> LayerConfig:
         qk_norm=cfg.qk_norm,
         attention_softcap=cfg.attention_softcap,
         qk_clip=cfg.qk_clip,
+        token_mixing=token_mixings(cfg.token_mixing),
+        neutreno_lambda=cfg.neutreno_lambda,
     )
 
 

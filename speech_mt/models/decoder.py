@@ -59,7 +59,7 @@ class TransformerDecoder(FairseqIncrementalDecoder):
         """Score every next token.
 
         Args:
-            prev_output_tokens: (B, T), shifted right, padded on the right.
+            prev_output_tokens: (B, T), shifted right; padding on either side, as long as it stays while decoding.
             encoder_out: see :class:`speech_mt.models.encoder.TransformerEncoder`.
             incremental_state: while decoding, what earlier steps computed; only the last token is then new.
             features_only: leave out the output projection.
@@ -72,24 +72,25 @@ class TransformerDecoder(FairseqIncrementalDecoder):
             (B, T, V) scores or (B, T, C) features, and a dict: ``attn`` [(B, T, S) or None], ``inner_states``
             [(T, B, C)], ``encoder_out``.
         """
-        positions = self.embed_positions(prev_output_tokens, incremental_state=incremental_state)
+        # Right padding lies in the future of every real token, so the causal mask alone hides it.
+        padding = prev_output_tokens.eq(self.padding_idx)
+        hidden_by_causality = not full_context_alignment and not padding[:, 0].any()
+        padding_mask = None if hidden_by_causality or not padding.any() else padding
+
+        # While decoding, fairseq counts positions from the left end, which is right unless there is padding.
+        by_step = incremental_state if padding_mask is None else None
+        positions = self.embed_positions(prev_output_tokens, incremental_state=by_step)
         if incremental_state is not None:
             prev_output_tokens, positions = prev_output_tokens[:, -1:], positions[:, -1:]
         x = self.embed_scale * self.embed_tokens(prev_output_tokens) + positions
         x = F.dropout(x, self.dropout, self.training)
-
-        # Right padding lies in the future of every real token, so the causal mask alone hides it.
-        padding_mask = None
-        if incremental_state is None:
-            padding = prev_output_tokens.eq(self.padding_idx)
-            hidden_by_causality = not full_context_alignment and not padding[:, 0].any()
-            padding_mask = None if hidden_by_causality or not padding.any() else padding
         encoder_out_BSC = encoder_out["encoder_out"][0].transpose(0, 1)
         encoder_padding_mask = next(iter(encoder_out["encoder_padding_mask"]), None)
         if alignment_layer is None and incremental_state is not None:
             alignment_layer = len(self.layers) - 1
 
         attention, states = None, [x]
+        first_values = self.layers[0].first_values(x) if self.layers else None
         for i, layer in enumerate(self.layers):
             x, weights = layer(
                 x,
@@ -99,6 +100,7 @@ class TransformerDecoder(FairseqIncrementalDecoder):
                 incremental_state,
                 causal=not full_context_alignment,
                 need_weights=i == alignment_layer,
+                first_values=first_values if i else None,
             )
             states.append(x)
             if weights is not None:

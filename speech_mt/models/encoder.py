@@ -52,8 +52,9 @@ class TransformerEncoder(FairseqEncoder):
         """
         x = F.dropout(x_BSC, self.dropout, self.training)
         states = [x]
-        for layer in self.layers:
-            x = layer(x, padding_mask)
+        first_values = self.layers[0].first_values(x) if self.layers else None
+        for i, layer in enumerate(self.layers):
+            x = layer(x, padding_mask, first_values if i else None)
             states.append(x)
         if self.layer_norm is not None:
             x = self.layer_norm(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from argparse import Namespace
 from pathlib import Path
 
@@ -10,8 +11,12 @@ from torch import nn
 
 from speech_mt.checkpoint import MismatchError, explain_mismatch, load_checkpoint
 from speech_mt.errors import InputError
-from speech_mt.models.config import EncoderConfig
-from speech_mt.reparam import REPARAMS, fold, states
+from speech_mt.models.config import NEUTRENO_LAMBDA, EncoderConfig
+from speech_mt.modules.residual import init_gain
+from speech_mt.modules.token_mixing import token_mixings
+from speech_mt.optim.weight_decay import exclude_controls
+from speech_mt.reparam import REPARAMS, fold, states, value_spectrum
+from speech_mt.reparam.value_spectrum import SpectralProjection
 
 logger = logging.getLogger(__name__)
 
@@ -19,10 +24,12 @@ LAYERS = r"(^|\.)layers\.\d+\."  # every Linear in the layers; embeddings, front
 
 
 def reparametrize(model: nn.Module, cfg: EncoderConfig) -> None:
-    """Apply ``--reparam`` to a new model, log which weights it took, and refuse what cannot mean anything.
+    """Apply ``--value-spectrum`` and ``--reparam`` to a new model, log what they took, and refuse what cannot mean
+    anything.
 
     gamma belongs to the optimizer's parameter group ``gamma``: it shares the learning rate and weight decay of all
-    parameters, unless ``optimizer: composite`` gives that group its own.
+    parameters, unless ``optimizer: composite`` gives that group its own. Those of the controls of oversmoothing are
+    the group ``undecayed``: as all others, without weight decay.
 
     Raises:
         InputError: options that contradict each other.
@@ -39,6 +46,7 @@ def reparametrize(model: nn.Module, cfg: EncoderConfig) -> None:
         for option, default in (("gamma_init", "one"), ("positive_gamma", False), ("from", None)):
             if getattr(cfg, f"reparam_{option}") != default:
                 raise InputError(f"--reparam-{option.replace('_', '-')} belongs to --reparam sigma, not {reparam}")
+    control_oversmoothing(model, cfg)
     if reparam == "none":
         return
     options = {}
@@ -53,10 +61,51 @@ def reparametrize(model: nn.Module, cfg: EncoderConfig) -> None:
                 "--reparam-gamma-init spectral keeps them"
             )
         options = {"gamma_init": gamma_init, "positive_gamma": cfg.reparam_positive_gamma}
-    names = REPARAMS[reparam](model, include=LAYERS, **options)
+    names = REPARAMS[reparam](model, include=LAYERS, exclude=_controlled(model), **options)
     for _, state in states(model):
         state.gamma.param_group = "gamma"
     logger.info(f"{reparam} reparametrises {len(names)} weights {options or ''}: {_summary(names)}")
+
+
+def control_oversmoothing(model: nn.Module, cfg: EncoderConfig) -> None:
+    """Apply ``--value-spectrum``, and check the options of token mixing, which the layers have.
+
+    Raises:
+        InputError: options that contradict each other.
+    """
+    spectrum, basis, placement = str(cfg.value_spectrum), str(cfg.value_basis), str(cfg.norm_placement)
+    mixing = token_mixings(cfg.token_mixing)
+    if "neutreno" in mixing:
+        if cfg.neutreno_lambda <= 0:
+            raise InputError(f"--neutreno-lambda {cfg.neutreno_lambda}: a weight above 0")
+        if spectrum != "free":
+            logger.warning(
+                "NeuTRENO adds values to what the theory of --value-spectrum is about: it then predicts less"
+            )
+    elif cfg.neutreno_lambda != NEUTRENO_LAMBDA:
+        raise InputError(f"--neutreno-lambda {cfg.neutreno_lambda} belongs to --token-mixing neutreno")
+    if spectrum == "free":
+        if basis != "orthogonal":
+            raise InputError(f"--value-basis {basis} belongs to --value-spectrum smooth, sharpen or sharpen-first-half")
+    else:
+        if placement == "subln":
+            raise InputError(
+                "--value-spectrum controls W_V W_O, and --norm-placement subln has a LayerNorm between the two: use one"
+            )
+        if cfg.reparam_from is not None:
+            raise InputError("--reparam-from starts from plain weights, which --value-spectrum does not have: use one")
+        for name, stack in model.named_children():
+            if name in ("encoder", "decoder"):
+                scale = init_gain(placement, cfg.encoder_layers, getattr(cfg, "decoder_layers", 0), name == "decoder")
+                taken = value_spectrum(stack, spectrum, basis, scale)
+                logger.info(f"{spectrum} value spectrum, {basis} basis: {_summary([f'{name}.{x}' for x in taken])}")
+    exclude_controls(model)
+
+
+def _controlled(model: nn.Module) -> str | None:
+    """A regular expression for the projections whose weights a value spectrum makes."""
+    names = [name for name, child in model.named_modules() if isinstance(child, SpectralProjection)]
+    return "|".join(f"^{re.escape(name)}$" for name in names) or None
 
 
 def start_from_checkpoint(model: nn.Module, path: str) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from speech_mt.errors import InputError
 from speech_mt.modules.qk_clip import QKClip
+from speech_mt.modules.token_mixing import AttnScale, FeatScale, neutreno
 
 # (module, q_BHTD, k_BHSD, key_padding_mask_BS, causal) -> None; called under no_grad with detached tensors.
 Observer = Callable[["MultiheadAttention", Tensor, Tensor, Tensor | None, bool], None]
@@ -65,6 +66,8 @@ class MultiheadAttention(nn.Module):
         softcap: logits become C tanh(logits / C) (Gemma 2, arXiv 2408.00118); 0 is off. The fused kernels cannot do
             it, so the attention matrix is formed.
         qk_clip: largest logit before the projections are shrunk (see :class:`QKClip`); 0 is off.
+        attn_scale, feat_scale, neutreno_lambda: see :mod:`speech_mt.modules.token_mixing`, for self-attention; 0 is
+            off.
 
     Raises:
         InputError: H does not divide C.
@@ -83,6 +86,9 @@ class MultiheadAttention(nn.Module):
         qk_norm: bool = False,
         softcap: float = 0.0,
         qk_clip: float = 0.0,
+        attn_scale: bool = False,
+        feat_scale: bool = False,
+        neutreno_lambda: float = 0.0,
     ) -> None:
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
@@ -103,6 +109,9 @@ class MultiheadAttention(nn.Module):
         self.k_norm = nn.LayerNorm(self.head_dim, bias=False) if qk_norm else None
         self.softcap = softcap
         self.qk_clip = QKClip(num_heads, qk_clip) if qk_clip else None
+        self.attn_scale = AttnScale(num_heads) if attn_scale else None
+        self.feat_scale = FeatScale(embed_dim) if feat_scale else None
+        self.neutreno_lambda = neutreno_lambda
         self.observer: Observer | None = None
         self._state_key = f"attention.{next(_instances)}"
 
@@ -126,6 +135,7 @@ class MultiheadAttention(nn.Module):
         causal: bool = False,
         incremental_state: IncrementalState | None = None,
         need_weights: bool = False,
+        first_values: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend.
 
@@ -136,6 +146,7 @@ class MultiheadAttention(nn.Module):
             causal: mask out the future (self-attention without incremental state).
             incremental_state: keys and values of earlier steps, kept between calls.
             need_weights: also return the attention probabilities (a second, unfused pass).
+            first_values: (B, H, T, D), the stack's first layer's :meth:`values` of the queries' tokens, for NeuTRENO.
 
         Returns:
             output (B, T, C), and the probabilities (B, H, T, S) or None.
@@ -164,10 +175,37 @@ class MultiheadAttention(nn.Module):
             out = F.scaled_dot_product_attention(
                 q, k, v, None if only_causal else mask, dropout, is_causal=only_causal, scale=self.scale
             )
+        if self.attn_scale is not None:
+            out = self.attn_scale(out, v, key_padding_mask, causal)
+        if self.neutreno_lambda and first_values is not None:
+            out = neutreno(out, v[:, :, -queries:], first_values, self.neutreno_lambda)
         out = out.transpose(1, 2).flatten(2)
         if self.inner_attn_ln is not None:
             out = self.inner_attn_ln(out)
-        return self.out_proj(out), weights if need_weights else None
+        out = self.out_proj(out)
+        if self.feat_scale is not None:
+            out = self._scale_features(out, key_padding_mask, causal, incremental_state)
+        return out, weights if need_weights else None
+
+    def values(self, x_BTC: Tensor) -> Tensor:
+        """V of these tokens, (B, H, T, D)."""
+        return self._heads(self.v_proj(x_BTC))
+
+    def _scale_features(
+        self,
+        out_BTC: Tensor,
+        key_padding_mask: Tensor | None,
+        causal: bool,
+        incremental_state: IncrementalState | None,
+    ) -> Tensor:
+        """FeatScale; a step of decoding goes on with the running mean of the steps before."""
+        queries_mask = None if key_padding_mask is None else key_padding_mask[:, -out_BTC.shape[1] :]
+        if incremental_state is None:
+            return self.feat_scale(out_BTC, queries_mask, causal)[0]
+        state = incremental_state[self._state_key]
+        past = (state["feature_sum"], state["feature_count"]) if "feature_sum" in state else None
+        out, (state["feature_sum"], state["feature_count"]) = self.feat_scale(out_BTC, queries_mask, True, past)
+        return out
 
     def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
         """The attention probabilities (B, H, T, S), float32."""
@@ -182,14 +220,14 @@ class MultiheadAttention(nn.Module):
         past = None if incremental_state is None else incremental_state.get(self._state_key)
         if past is not None and self.static_kv:
             return past["k"], past["v"]
-        k, v = self._heads(self.k_proj(x_BSC)), self._heads(self.v_proj(x_BSC))
+        k, v = self._heads(self.k_proj(x_BSC)), self.values(x_BSC)
         if self.k_norm is not None:
             k = self.k_norm(k)
         if incremental_state is None:
             return k, v
         if past is not None:
             k, v = torch.cat([past["k"], k], dim=2), torch.cat([past["v"], v], dim=2)
-        incremental_state[self._state_key] = {"k": k, "v": v}
+        incremental_state[self._state_key] = {**(past or {}), "k": k, "v": v}
         return k, v
 
     def set_num_updates(self, num_updates: int) -> None:

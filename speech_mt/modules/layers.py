@@ -41,6 +41,8 @@ class LayerConfig:
     qk_norm: bool = False
     attention_softcap: float = 0.0
     qk_clip: float = 0.0
+    token_mixing: tuple[str, ...] = ()
+    neutreno_lambda: float = 0.0
 
 
 class _Layer(nn.Module):
@@ -52,7 +54,11 @@ class _Layer(nn.Module):
         self.activation = ACTIVATIONS[cfg.activation_fn]
         depth = (cfg.norm_placement, cfg.encoder_layers, cfg.decoder_layers, decoder)
         self.residual_scale = residual_scale(*depth)
-        self.self_attn = self._attention()
+        self.self_attn = self._attention(
+            attn_scale="attn_scale" in cfg.token_mixing,
+            feat_scale="feat_scale" in cfg.token_mixing,
+            neutreno_lambda=cfg.neutreno_lambda if "neutreno" in cfg.token_mixing else 0.0,
+        )
         self.self_attn_layer_norm = self._residual_norm()
         if decoder:
             self.encoder_attn = self._attention(kdim=cfg.encoder_dim, static_kv=True)
@@ -79,6 +85,12 @@ class _Layer(nn.Module):
 
     def _residual_norm(self) -> ResidualNorm:
         return ResidualNorm(self.cfg.embed_dim, self.cfg.norm_placement, self.residual_scale)
+
+    def first_values(self, x_BTC: Tensor) -> Tensor | None:
+        """As a stack's first layer: its values of the stack's input, which NeuTRENO adds in the others; else None."""
+        if not self.self_attn.neutreno_lambda:
+            return None
+        return self.self_attn.values(self.self_attn_layer_norm.before(x_BTC))
 
     def _dropout(self, branch: Tensor) -> Tensor:
         return F.dropout(branch, self.cfg.dropout, self.training)
@@ -107,10 +119,12 @@ class EncoderLayer(_Layer):
     def __init__(self, cfg: LayerConfig) -> None:
         super().__init__(cfg, decoder=False)
 
-    def forward(self, x_BTC: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """(B, T, C), mask (B, T) True at padding -> (B, T, C)."""
+    def forward(self, x_BTC: Tensor, padding_mask: Tensor | None = None, first_values: Tensor | None = None) -> Tensor:
+        """(B, T, C), mask (B, T) True at padding, NeuTRENO's V0 -> (B, T, C)."""
         keep = self._layerdrop()
-        branch, _ = self.self_attn(self.self_attn_layer_norm.before(x_BTC), key_padding_mask=padding_mask)
+        branch, _ = self.self_attn(
+            self.self_attn_layer_norm.before(x_BTC), key_padding_mask=padding_mask, first_values=first_values
+        )
         x = self._join(self.self_attn_layer_norm, x_BTC, branch, keep)
         return self._feed_forward(x, keep)
 
@@ -130,6 +144,7 @@ class DecoderLayer(_Layer):
         incremental_state: IncrementalState | None = None,
         causal: bool = True,
         need_weights: bool = False,
+        first_values: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """(B, T, C) and the source (B, S, C') -> (B, T, C) and, if asked for, cross-attention (B, H, T, S)."""
         keep = self._layerdrop()
@@ -138,6 +153,7 @@ class DecoderLayer(_Layer):
             key_padding_mask=padding_mask,
             causal=causal and incremental_state is None,
             incremental_state=incremental_state,
+            first_values=first_values,
         )
         x = self._join(self.self_attn_layer_norm, x_BTC, branch, keep)
         branch, weights = self.encoder_attn(

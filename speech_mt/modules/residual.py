@@ -69,18 +69,25 @@ def residual_scale(placement: str, encoder_layers: int, decoder_layers: int, dec
     return admin_omega(encoder_layers, decoder_layers, decoder) if placement == "admin" else 1.0
 
 
+def init_gain(placement: str, encoder_layers: int, decoder_layers: int, decoder: bool) -> float:
+    """What the initial values, outputs and feed-forward are multiplied by: deepnorm's beta, Sub-LN's gain, else 1."""
+    depth = encoder_layers, decoder_layers, decoder
+    if placement == "deepnorm":
+        return deepnorm_alpha_beta(*depth)[1]
+    return subln_gain(*depth) if placement == "subln" else 1.0
+
+
 def init_for_depth_(
     layer: nn.Module, placement: str, encoder_layers: int, decoder_layers: int, decoder: bool
 ) -> None:
     """The placement's published initialisation, in place, over that of fairseq."""
+    gain = init_gain(placement, encoder_layers, decoder_layers, decoder)
     if placement == "deepnorm":
-        beta = deepnorm_alpha_beta(encoder_layers, decoder_layers, decoder)[1]
         for name, linear in _linears(layer):
-            nn.init.xavier_normal_(linear.weight, gain=1.0 if name.endswith(("q_proj", "k_proj")) else beta)
+            nn.init.xavier_normal_(linear.weight, gain=1.0 if name.endswith(("q_proj", "k_proj")) else gain)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
     elif placement == "subln":
-        gain = subln_gain(encoder_layers, decoder_layers, decoder)
         for name, linear in _linears(layer):
             if name.endswith(("fc1", "fc2", "self_attn.v_proj", "self_attn.out_proj")):
                 linear.weight.data.mul_(gain)

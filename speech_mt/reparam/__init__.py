@@ -4,12 +4,16 @@ from speech_mt.reparam.apply import fold, power_step, sigma_reparam, states
 from speech_mt.reparam.baselines import spectral_norm, weight_norm
 from speech_mt.reparam.sigma import SigmaReparam
 from speech_mt.reparam.state_dict import fold_state_dict, gammas_by_weight, reestimate_state_dict
+from speech_mt.reparam.value_spectrum import BASES, SPECTRA, ValueSpectrum, value_spectrum
 
 REPARAMS = {"sigma": sigma_reparam, "spectral_norm": spectral_norm, "weight_norm": weight_norm}
 
 __all__ = [
+    "BASES",
     "REPARAMS",
+    "SPECTRA",
     "SigmaReparam",
+    "ValueSpectrum",
     "fold",
     "fold_state_dict",
     "gammas_by_weight",
@@ -18,5 +22,6 @@ __all__ = [
     "sigma_reparam",
     "spectral_norm",
     "states",
+    "value_spectrum",
     "weight_norm",
 ]

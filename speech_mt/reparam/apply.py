@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from speech_mt.reparam.sigma import Matrix, SigmaReparam
+from speech_mt.reparam.value_spectrum import SpectralProjection, fold_value_spectrum
 
 LINEAR_TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d)
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -116,7 +117,7 @@ def select_weights(
     for name, child in module.named_modules():
         if not isinstance(child, types) or not re.search(include, name) or (exclude and re.search(exclude, name)):
             continue
-        if parametrize.is_parametrized(child, "weight"):
+        if parametrize.is_parametrized(child, "weight") or isinstance(child, SpectralProjection):
             raise ValueError(f"{name}.weight is already parametrised")
         if id(child.weight) not in tied:
             selected.append((name, child))
@@ -164,7 +165,8 @@ def power_step(module: nn.Module) -> None:
 
 @torch.no_grad()
 def fold(module: nn.Module) -> list[str]:
-    """Replace every parametrised weight by its W_hat, in place; the model computes what it computed in eval mode.
+    """Replace every parametrised weight by its W_hat, and every controlled value spectrum by its two weights, in place;
+    the model computes what it computed in eval mode.
 
     Returns:
         the qualified names of the folded weights.
@@ -180,4 +182,4 @@ def fold(module: nn.Module) -> list[str]:
     for owner, state in owners:
         state.remove_hooks()
         del owner.sigma_reparam
-    return folded
+    return folded + fold_value_spectrum(module)

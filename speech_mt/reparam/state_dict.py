@@ -11,6 +11,7 @@ from torch import Tensor
 
 from speech_mt.errors import InputError
 from speech_mt.reparam.sigma import Matrix, SigmaReparam
+from speech_mt.reparam.value_spectrum import fold_value_spectrum_state
 
 _STATE = "sigma_reparam."
 _RAW = ".parametrizations.weight.original"  # weight_norm has two: original0 (g) and original1 (v)
@@ -70,7 +71,7 @@ def reestimate_state_dict(state_dict: StateDict) -> StateDict:
 
 @torch.no_grad()
 def fold_state_dict(state_dict: StateDict, positive_gamma: bool = False) -> StateDict:
-    """A copy with plain weights W_hat in place of every parametrised one, under the plain name.
+    """A copy with plain weights W_hat in place of every parametrised one, under the plain name; value spectra too.
 
     Args:
         positive_gamma: the model had softplus gammas.
@@ -92,4 +93,4 @@ def fold_state_dict(state_dict: StateDict, positive_gamma: bool = False) -> Stat
             folded[name.removesuffix(_NORM) + ".weight"] = torch._weight_norm(direction, value, 0)
         elif not name.endswith(_DIRECTION) and _STATE not in name:
             folded[name] = value
-    return folded
+    return fold_value_spectrum_state(folded)

@@ -56,12 +56,14 @@ COMMANDS = {
                             "model.encoder_layers=1 model.decoder_layers=1 optimization.max_update=2 "
                             "common.log_format=json common.log_interval=1"),
     "ctc": ("vocabulary", f"{SPEECH} --arch spectral_ctc_transformer_tiny --encoder-layers 2 --encoder-embed-dim 16 "
-                          "--encoder-attention-heads 2 --reparam sigma --criterion ctc_with_entropy --specaugment lb "
-                          "--best-checkpoint-metric wer --save-dir ctc"),
+                          "--encoder-attention-heads 2 --reparam sigma --value-spectrum smooth --specaugment lb "
+                          "--criterion ctc_with_entropy --best-checkpoint-metric wer --save-dir ctc"),
     "ctc generate": ("ctc", f"fairseq-generate speech {PLUGIN} --task speech_manifest --cpu --batch-size 2 "
                             "--path ctc/checkpoint_last.pt"),
-    "s2t": ("vocabulary", f"{SPEECH} --arch spectral_s2t_transformer_tiny {SIZE} --reparam sigma --criterion "
-                          "label_smoothed_cross_entropy_with_ctc_and_entropy --ctc-weight 0.3 --save-dir s2t"),
+    "s2t": ("vocabulary", f"{SPEECH} --arch spectral_s2t_transformer_tiny {SIZE} --value-spectrum sharpen "
+                          "--value-basis general --token-mixing attn_scale,feat_scale,neutreno --weight-decay 0.01 "
+                          "--criterion label_smoothed_cross_entropy_with_ctc_and_entropy --ctc-weight 0.3 "
+                          "--save-dir s2t"),
     "s2t generate": ("s2t", f"fairseq-generate speech {PLUGIN} --task speech_manifest --cpu --batch-size 2 --beam 2 "
                             "--max-len-b 8 --path s2t/checkpoint_last.pt"),
 }  # fmt: skip

@@ -1,0 +1,1 @@
+"""What fairseq's optimizers are told."""
