@@ -45,10 +45,11 @@ STYLE = {
 VALIDATION = {"mfc": "white", "ms": 5.5, "mew": 1.5, "zorder": 3}
 
 # inches
-WIDTH, LEFT, RIGHT = 11.4, 0.7, 0.8
+WIDTH, LEFT, RIGHT = 11.4, 0.8, 0.8
 TITLE, LEGEND, SCALARS, SCALARS_PANEL = 0.35, 0.3, 2.6, 1.9
 LAYERS, LAYERS_PANEL = 2.45, 1.4  # a row with its headings, and the panels alone
 
+WIDE = 1000.0  # a quantity of layers beyond it is drawn on a logarithmic axis, linear near 0
 COLUMNS, LEGEND_COLUMNS = 6, 4  # side by side at most
 
 
@@ -81,7 +82,8 @@ class Row(NamedTuple):
 def make_figure(runs: Sequence[Run], title: str | None = None) -> Figure:
     """The figure of one or several runs.
 
-    The first row shows training loss (line), validation loss (circles) and gradient norm of all runs. Below,
+    The first row shows training loss (line), validation loss (circles) and gradient norm of all runs; a dotted
+    line stands where the first warning of a collapse came. Below,
     each run has a row with one panel a quantity and kind, one line a layer coloured by depth, on axes that
     all runs share. What no run logged is left out. Values that are not finite leave a gap, marked by a cross
     at the top.
@@ -124,10 +126,7 @@ def _blocks(logged: set[str]) -> list[list[tuple[Quantity, str]]]:
 def _styles(count: int) -> list[dict[str, str]]:
     """A colour a run, and another line style once the colours are used up."""
     colours, dashes = len(RUN_COLOURS), ("-", "--", ":", "-.")
-    return [
-        {"color": RUN_COLOURS[k % colours], "linestyle": dashes[k // colours % len(dashes)]}
-        for k in range(count)
-    ]
+    return [{"color": RUN_COLOURS[k % colours], "linestyle": dashes[k // colours % len(dashes)]} for k in range(count)]
 
 
 def _add_panel(figure: Figure, cell: SubplotSpec, updates: int, **labels: str) -> Axes:
@@ -156,6 +155,8 @@ def _draw_scalars(
             points.set_gid(f"{run.label}: loss on {split} {_first_to_last(values)}")
     if any(run.valid_splits for run in runs):
         panel.plot([], [], "o", color=INK, label="validation", **VALIDATION)
+    for run, style in zip(runs, styles, strict=True):
+        _mark_collapse(panel, run, style["color"])
     above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.0, "borderpad": 0.3}
     panel.legend(ncols=LEGEND_COLUMNS, prop={"weight": "bold"}, **above)
     _log_if_wide(panel)
@@ -164,6 +165,16 @@ def _draw_scalars(
         for run, style in zip(runs, styles, strict=True):
             _draw_line(panel, run.scalar("gnorm"), f"{run.label}: gradient norm", linewidth=1.4, **style)
         _log_if_wide(panel)
+
+
+def _mark_collapse(panel: Axes, run: Run, colour: str) -> None:
+    """Where the first warning of a collapse came."""
+    if run.warnings:
+        update, failure, text = run.warnings[0]
+        mark = panel.axvline(update, color=colour, linestyle=":", linewidth=1.6, zorder=1)
+        mark.set_gid(f"{run.label}: {text}")
+        place = panel.get_xaxis_transform()
+        panel.text(update, 0.97, f" {failure} seen at {update}", transform=place, color=colour, va="top", size=9)
 
 
 def _draw_layers(figure: Figure, rows: Sequence[Row], updates: int) -> None:
@@ -223,6 +234,13 @@ def _share_limits(panels: Sequence[Axes], quantity: Quantity) -> None:
         held.append(quantity.limits)
     if held:
         low, high = np.min(held), np.max(held)
+        if high > WIDE:
+            for panel in panels:
+                panel.set_yscale("symlog", linthresh=WIDE / 100)
+                panel.set_ylim(min(0, 2 * low), 2 * high)
+                panel.yaxis.get_major_locator().set_params(numticks=6)
+                panel.yaxis.set_major_formatter("{x:g}")
+            return
         margin = 0.05 * (high - low or 1)
         for panel in panels:
             panel.set_ylim(low - margin, high + margin)
@@ -234,9 +252,7 @@ def _draw_line(panel: Axes, series: Series, gid: str, **style: object) -> None:
     steps, values = series
     finite = np.isfinite(values)
     marker = "o" if finite.sum() == 1 else None
-    line = panel.plot(
-        steps, np.where(finite, values, np.nan), marker=marker, solid_capstyle="round", **style
-    )[0]
+    line = panel.plot(steps, np.where(finite, values, np.nan), marker=marker, solid_capstyle="round", **style)[0]
     line.set_gid(f"{gid} {_first_to_last(values)}")
     if not finite.all():
         top = panel.get_xaxis_transform()
@@ -250,7 +266,7 @@ def _log_if_wide(panel: Axes) -> None:
     low, high = panel.dataLim.intervaly
     if 0 < low < high / 30 < np.inf:
         panel.set_yscale("log")
-        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
         panel.yaxis.set_major_formatter("{x:g}")
         panel.yaxis.set_minor_formatter("")
 

@@ -36,6 +36,7 @@ def make_report(runs: Sequence[Run], title: str = "Training runs") -> str:
     parts = [
         f"<h1>{escape(title)}</h1>",
         _table(runs),
+        _warnings(runs),
         "<h2>Training</h2>",
         _inline_svg(make_figure(runs)),
     ]
@@ -91,8 +92,7 @@ def _table(runs: Sequence[Run]) -> str:
     names = list(dict.fromkeys(name for column in columns for name in column))
     colours = [RUN_COLOURS[k % len(RUN_COLOURS)] for k in range(len(runs))]
     head = "".join(
-        f'<th style="color: {colour}">{escape(run.label)}</th>'
-        for run, colour in zip(runs, colours, strict=True)
+        f'<th style="color: {colour}">{escape(run.label)}</th>' for run, colour in zip(runs, colours, strict=True)
     )
     rows = (
         f"<tr><th>{escape(name)}</th>"
@@ -102,6 +102,16 @@ def _table(runs: Sequence[Run]) -> str:
     )
     caption = "<p>Last values logged; of quantities per layer the mean over layers, and their range.</p>"
     return f"{caption}<table><tr><th></th>{head}</tr>\n" + "\n".join(rows) + "</table>"
+
+
+def _warnings(runs: Sequence[Run]) -> str:
+    """What the collapse detector said, if anything."""
+    items = [
+        f"<li>{f'<b>{escape(run.label)}</b>: ' if len(runs) > 1 else ''}{escape(warned.text)}</li>"
+        for run in runs
+        for warned in run.warnings
+    ]
+    return "<h2>Warnings of collapse</h2><ul>" + "\n".join(items) + "</ul>" if items else ""
 
 
 def _inline_svg(figure: Figure) -> str:

@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.io_wrapper import IsSummaryEventsFile
 from speech_mt.errors import InputError
 
 TRAIN_SPLITS = ("train_inner", "train")  # fairseq: at each log interval, and at the end of each epoch
+COLLAPSE_CARDS = "collapse/text_summary"  # as the monitor's detector writes them
 _LAYER_TAG = re.compile(r"(.+)/(\d+)")
 
 
@@ -27,6 +28,14 @@ class Series(NamedTuple):
     values: np.ndarray
 
 
+class Warned(NamedTuple):
+    """A warning that the training gave: a collapse that began, which failure it is, and the evidence."""
+
+    update: int
+    failure: str
+    text: str
+
+
 @dataclass(frozen=True)
 class Run:
     """One training run.
@@ -35,11 +44,13 @@ class Run:
         label: its name in figures.
         folder: the fairseq ``--tensorboard-logdir``.
         splits: split (``train_inner``, ``train``, or a validation subset) to tag to series.
+        warnings: what the collapse detector said, in the order of updates.
     """
 
     label: str
     folder: Path
     splits: dict[str, dict[str, Series]]
+    warnings: tuple[Warned, ...] = ()
 
     @property
     def valid_splits(self) -> list[str]:
@@ -121,11 +132,11 @@ def load_run(path: str | Path, label: str | None = None) -> Run:
     if len(folders) > 1:
         raise InputError(f"{path}: {len(folders)} runs, give one of: {', '.join(map(str, folders))}")
     folder = folders[0]
-    splits = {child.name: _read_scalars(child) for child in sorted(folder.iterdir()) if child.is_dir()}
-    splits = {name: tags for name, tags in splits.items() if tags}
+    events = {child.name: _read_events(child) for child in sorted(folder.iterdir()) if child.is_dir()}
+    splits = {name: tags for name, read in events.items() if (tags := _scalars(read))}
     if not splits:
         raise InputError(f"{folder}: its event files hold no scalars yet; wait for the first log interval")
-    return Run(label or default_labels([folder])[0], folder, splits)
+    return Run(label or default_labels([folder])[0], folder, splits, _warnings(events.get(TRAIN_SPLITS[0])))
 
 
 def default_labels(folders: Sequence[Path]) -> list[str]:
@@ -139,19 +150,30 @@ def default_labels(folders: Sequence[Path]) -> list[str]:
     start = len(os.path.commonprefix(parts))
     rest = [path[start:] for path in parts]
     end = len(os.path.commonprefix([path[::-1] for path in rest]))
-    return [
-        "/".join(path[: len(path) - end]) or folder.name for path, folder in zip(rest, folders, strict=True)
-    ]
+    return ["/".join(path[: len(path) - end]) or folder.name for path, folder in zip(rest, folders, strict=True)]
 
 
-def _read_scalars(folder: Path) -> dict[str, Series]:
-    """Tag to series, of all event files directly in the folder."""
+def _read_events(folder: Path) -> EventAccumulator | None:
+    """All event files directly in the folder."""
     if not any(IsSummaryEventsFile(path.name) for path in folder.iterdir()):
-        return {}
+        return None
     logging.getLogger("tensorboard").setLevel(logging.ERROR)  # a truncated last record is no news
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "histograms": 1})  # 0: keep all
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0, "histograms": 1})  # 0: keep all
     events.Reload()
-    return {tag: _series(events.Scalars(tag)) for tag in events.Tags()["scalars"]}
+    return events
+
+
+def _scalars(events: EventAccumulator | None) -> dict[str, Series]:
+    """Tag to series."""
+    return {} if events is None else {tag: _series(events.Scalars(tag)) for tag in events.Tags()["scalars"]}
+
+
+def _warnings(events: EventAccumulator | None) -> tuple[Warned, ...]:
+    if events is None or COLLAPSE_CARDS not in events.Tags()["tensors"]:
+        return ()
+    cards = [(event.step, event.tensor_proto.string_val[0].decode()) for event in events.Tensors(COLLAPSE_CARDS)]
+    warnings = {Warned(step, *card.removeprefix("**").split("**, ", 1)) for step, card in cards}
+    return tuple(sorted(warnings))
 
 
 def _series(events: Iterable[ScalarEvent]) -> Series:

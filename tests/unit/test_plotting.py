@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
+from speech_mt.diagnostics.collapse import ENTROPY_COLLAPSE, RANK_COLLAPSE, Collapse
+from speech_mt.diagnostics.tensorboard import Board
 from speech_mt.errors import InputError
 from speech_mt.plotting.figures import make_figure
 from speech_mt.plotting.heat_maps import cell_edges, make_heat_maps
@@ -50,11 +52,16 @@ def logdir(tmp_path):
 def drawn_lines(figure):
     """gid to (x, y) of every line that says what it is."""
     return {
-        line.get_gid(): line.get_data()
-        for axes in figure.axes
-        for line in axes.lines
-        if ": " in (line.get_gid() or "")
+        line.get_gid(): line.get_data() for axes in figure.axes for line in axes.lines if ": " in (line.get_gid() or "")
     }
+
+
+def warn(folder, *collapses):
+    board = Board(("entropy",))
+    for collapse in collapses:
+        board.warn(collapse)
+    with SummaryWriter(str(folder)) as writer:
+        board.write(writer)
 
 
 # -- reading ------------------------------------------------------------------------------------------------
@@ -113,6 +120,15 @@ def test_event_file_cut_off_in_a_record_keeps_what_came_before(logdir):
     assert load_run(logdir).scalar("loss").values.tolist() == [6.0, 5.0, 4.5]
 
 
+def test_warnings_of_the_collapse_detector_come_with_the_run(logdir):
+    assert load_run(logdir).warnings == ()
+    rank = Collapse(RANK_COLLAPSE, "decoder", (1,), None, 30, "tokens alike")
+    entropy = Collapse(ENTROPY_COLLAPSE, "encoder", (0, 1), 3, 20, "it fell, and fell")
+    warn(logdir / "train_inner", rank, entropy)
+    found = load_run(logdir).warnings
+    assert found == ((20, ENTROPY_COLLAPSE, str(entropy)), (30, RANK_COLLAPSE, str(rank)))
+
+
 def test_run_is_found_below_the_folder(logdir):
     assert find_runs(logdir) == find_runs(logdir.parent.parent) == [logdir]
     assert load_run(logdir.parent.parent).folder == logdir
@@ -132,9 +148,7 @@ def test_bad_folders_are_named(tmp_path, logdir):
         load_run(empty)
     with pytest.raises(InputError, match="missing: no such folder"):
         load_run(tmp_path / "missing")
-    with pytest.raises(
-        InputError, match=r"train_inner: event files only in .*train_inner; expected a folder with"
-    ):
+    with pytest.raises(InputError, match=r"train_inner: event files only in .*train_inner; expected a folder with"):
         load_run(logdir / "train_inner")
     write(tmp_path / "new" / "train_inner", {})
     with pytest.raises(InputError, match="new: its event files hold no scalars yet"):
@@ -231,6 +245,30 @@ def test_wide_losses_get_a_logarithmic_axis(tmp_path):
     assert make_figure([load_run(tmp_path)]).axes[0].get_yscale() == "log"
     write(tmp_path / "narrow" / "train_inner", {"loss": [(10, 6.0), (20, 5.0)]})
     assert make_figure([load_run(tmp_path / "narrow")]).axes[0].get_yscale() == "linear"
+
+
+def test_large_logits_get_logarithmic_axes_that_all_share(tmp_path):
+    write(
+        tmp_path / "train_inner",
+        layered("max_logit/encoder", [[1.0, 10.0, 1e6]]) | layered("max_logit/cross", [[-5.0, 2.0, 9.0]]),
+    )
+    panels = [
+        axes for axes in make_figure([load_run(tmp_path)]).axes if axes.get_title(loc="left") in ("encoder", "cross")
+    ]
+    assert [panel.get_yscale() for panel in panels] == ["symlog", "symlog"]
+    assert panels[0].get_ylim() == panels[1].get_ylim() == (-10.0, 2e6)
+
+
+def test_the_first_warning_is_marked_in_the_figure_and_all_are_in_the_page(logdir):
+    first = Collapse(ENTROPY_COLLAPSE, "encoder", (0,), 3, 20, "logits < 1e9")
+    second = Collapse(RANK_COLLAPSE, "decoder", (1,), None, 30, "tokens alike")
+    warn(logdir / "train_inner", first, second)
+    run = load_run(logdir, "stock")
+    marks = {gid: x for gid, (x, _) in drawn_lines(make_figure([run])).items() if "collapse" in gid}
+    assert marks == {f"stock: {first}": [20, 20]}
+    page = make_report([run])
+    assert "logits &lt; 1e9" in page
+    assert "tokens alike" in page
 
 
 def test_every_quantity_of_every_kind_has_a_panel(tmp_path):
