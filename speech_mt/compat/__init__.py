@@ -104,6 +104,13 @@ FIXES: tuple[Fix, ...] = (
         data.keep_last_batch,
     ),
     Fix(
+        "the tasks masked_lm and language_modeling read their text",
+        "TokenBlockDataset takes numpy.compat.long, which numpy 2 has no more",
+        "fairseq takes int",
+        data.numpy_compat_is_missing,
+        data.provide_numpy_compat,
+    ),
+    Fix(
         "--scoring wer and the ctc criterion count word errors",
         "fairseq imports editdistance without asking for it to be installed",
         NEVER,

@@ -1,8 +1,9 @@
-"""Batches that hold every sample, and audio without sox."""
+"""Batches that hold every sample, blocks of tokens under numpy 2, and audio without sox."""
 
 from __future__ import annotations
 
 import importlib.util
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,14 @@ def keep_last_batch() -> None:
         return [*batches, indices[batched:]] if batched < len(indices) else batches
 
     data_utils.batch_by_size = batch_by_size
+
+
+def numpy_compat_is_missing() -> bool:
+    return not hasattr(np, "compat")
+
+
+def provide_numpy_compat() -> None:
+    np.compat = SimpleNamespace(long=int)  # all that fairseq takes from it, and what it was
 
 
 def sox_is_missing() -> bool:
