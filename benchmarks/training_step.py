@@ -33,9 +33,18 @@ NAMES = [
     "ours + monitor",
     "ours + monitor every update",
     "ours + sigmaReparam",
+    "ours + value spectrum",
     "torch spectral_norm",
     "power iteration each forward",
 ]
+OPTIONS = {  # of a contestant's model; those that are not in NAMES are oversmoothing_cost.py's
+    "ours + sigmaReparam": {"reparam": "sigma"},
+    "ours + value spectrum": {"value_spectrum": "sharpen"},
+    "ours + value spectrum, general": {"value_spectrum": "sharpen", "value_basis": "general"},
+    "ours + AttnScale": {"token_mixing": "attn_scale"},
+    "ours + FeatScale": {"token_mixing": "feat_scale"},
+    "ours + NeuTRENO": {"token_mixing": "neutreno"},
+}
 SHAPE = {"layers": 6, "dim": 512, "ffn": 2048, "heads": 8, "vocabulary": 1000}
 
 
@@ -62,9 +71,7 @@ def layer_linears(model: nn.Module) -> list[nn.Linear]:
 def contestants(names: list[str], shape: dict) -> dict[str, BaseFairseqModel]:
     made = {}
     for name in names:
-        made[name] = build(
-            "stock" if name == "stock" else "ours", **shape, **({"reparam": "sigma"} if "sigmaReparam" in name else {})
-        )
+        made[name] = build("stock" if name == "stock" else "ours", **shape, **OPTIONS.get(name, {}))
         if name == "torch spectral_norm":
             for linear in layer_linears(made[name]):
                 parametrizations.spectral_norm(linear)

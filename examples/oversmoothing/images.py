@@ -43,7 +43,7 @@ def load_digits(share: float = 1.0, seed: int = 1) -> tuple[Images, Images]:
     try:
         from sklearn.datasets import load_digits as load
     except ImportError:
-        raise InputError("scikit-learn is not installed: pip install 'speech_mt[demo]'") from None
+        raise InputError("scikit-learn is not installed: pip install 'speech_mt[oversmoothing]'") from None
     if not 0 < share <= 1:
         raise InputError(f"a share of {share:g} of the training set: give one above 0, at most 1")
     digits = load()

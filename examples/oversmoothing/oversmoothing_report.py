@@ -12,6 +12,7 @@ import numpy as np
 from controls import CONTROLS
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from trials import DEPTH_OF_SHARES, TASKS, Layer, Result, Score, Spoilt, Trial, Value
 
 from speech_mt.data.stage import atomic_path
@@ -70,7 +71,7 @@ def report(results: Results) -> str:
                 text = _table(shares, lambda t: t.share, lambda x: f"{100 * x:g} %")
                 parts.append(f"Shares of the training data, {DEPTH_OF_SHARES}L.\n\n{text}")
     parts += [
-        "## Spoilt test sets\n\nTrained on clean data, the deepest models. A level of 0 is the clean test set.\n\n"
+        "## Spoilt test sets\n\nTrained on clean data, the deepest models. The first point is the clean test set.\n\n"
         "![Score by corruption and level](spoilt.png)",
         "## Smoothing by layer, after training\n\nHFC/LFC over sqrt(tokens - 1) of each layer's output, and dashed "
         "that of the simplified model X + A X H with the layers' measured attention and weights, from the same input. "
@@ -189,6 +190,8 @@ def draw_by_layer(layers: Layers) -> Figure:
                 lower.plot(*_by_layer(layers[trial], "predicted_smoothing", stack), **style)
             lower.set_ylim(-0.05, 1.05)
             lower.set_xlabel("layer")
+            for panel in (upper, lower):
+                panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         panels[0, 0].set_ylabel("HFC/LFC; dashed: predicted")
         panels[1, 0].set_ylabel("share of channels to smooth")
         _legend(figure, list(dict.fromkeys(t.control for *_, trials in stacks for t in trials)), panels[0, 0])

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -131,7 +132,7 @@ def write_corpus(folder: Path) -> str:
 
 def pretrain(args: argparse.Namespace, progress: Progress) -> Path:
     """The checkpoint of a masked language model."""
-    data, folder = args.out / "data", args.out / args.control.replace(" ", "_").replace(",", "")
+    data, folder = args.out / "data", args.out / re.sub(r"\W+", "_", args.control)
     run_stage(data, "statements", STATEMENTS, lambda: write_corpus(data))
     files = f"--trainpref {data}/train.txt --validpref {data}/valid.txt --destdir {data}/bin"
     binarise = shlex.split(f"fairseq-preprocess --only-source {files}")

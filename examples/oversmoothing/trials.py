@@ -25,7 +25,7 @@ class Task:
     """A corpus, a model and a score in percent.
 
     Attributes:
-        corruptions: kind -> levels that the test set is spoilt with, mildest first.
+        corruptions: kind -> levels that the test set is spoilt with, in the order in which they are drawn.
     """
 
     title: str
@@ -60,7 +60,7 @@ TASKS = {
             "noise": (20, 10, 5, 0),
             "lowpass": (3000, 2000, 1000),
             "clipping": (0.5, 0.2, 0.1),
-            "speed": (0.9, 1.1, 0.8, 1.25),
+            "speed": (0.8, 0.9, 1.1, 1.25),
             "reverberation": (0.1, 0.3, 0.6),
         },
     ),
