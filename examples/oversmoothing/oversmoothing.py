@@ -129,7 +129,7 @@ def main() -> int:
     for task in CORPORA:
         default = ROOT / "runs" / task / "data"
         parser.add_argument(f"--{task}", type=Path, default=default, help="the corpus; made if absent")
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), help="default: all that there is data for")
     parser.add_argument("--controls", nargs="+", default=list(CONTROLS), metavar="NAME", help=", ".join(CONTROLS))
     parser.add_argument("--depths", nargs="*", type=int, default=DEPTHS, metavar="N", help="on all of the data")
     parser.add_argument(
@@ -154,6 +154,11 @@ def main() -> int:
         raise InputError(f"--updates {args.updates} --jobs {args.jobs}: a multiple of 10, and at least 1")
     if bad := [share for share in args.shares if not 0 < share < 1]:
         raise InputError(f"--shares {bad[0]:g}: above 0 and below 1")
+    if args.tasks is None:
+        args.tasks = list(TASKS)
+        if not ((args.digits / FOLDERS["digits"]).is_dir() or os.environ.get("SPEECH_MT_DATA")):
+            args.tasks.remove("digits")
+            print("digits: left out, SPEECH_MT_DATA is not set")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with alone_in(out):
         trials = list(grid(args.tasks, known(args.controls), args.depths, args.shares, args.seed, args.updates))

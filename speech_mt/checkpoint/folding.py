@@ -32,7 +32,9 @@ _WHY_NOT = {
 def why_not_stock(model_cfg: dict[str, Any]) -> list[str]:
     """What keeps a model from being one of stock fairseq; empty if nothing does."""
     reasons = []
-    if not model_cfg["_name"].startswith("spectral_transformer"):
+    if model_cfg["_name"].startswith("spectral_masked_lm"):
+        reasons.append(f"stock fairseq has no model like {model_cfg['_name']}")
+    elif not model_cfg["_name"].startswith("spectral_transformer"):
         reasons.append(f"{model_cfg['_name']} reads features that no stock task makes")
     if model_cfg["norm_placement"] not in FOLDABLE_PLACEMENTS:
         reasons.append(f"stock fairseq has no --norm-placement {model_cfg['norm_placement']}")

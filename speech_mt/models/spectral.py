@@ -16,7 +16,7 @@ from speech_mt.modules.residual import init_gain
 from speech_mt.modules.token_mixing import token_mixings
 from speech_mt.optim.weight_decay import exclude_controls
 from speech_mt.reparam import REPARAMS, fold, states, value_spectrum
-from speech_mt.reparam.value_spectrum import SpectralProjection
+from speech_mt.reparam.value_projections import SpectralProjection
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from speech_mt.reparam.sigma import Matrix, SigmaReparam
-from speech_mt.reparam.value_spectrum import SpectralProjection, fold_value_spectrum
+from speech_mt.reparam.value_projections import SpectralProjection, fold_value_spectrum
 
 LINEAR_TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d)
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)

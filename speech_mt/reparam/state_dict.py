@@ -11,7 +11,7 @@ from torch import Tensor
 
 from speech_mt.errors import InputError
 from speech_mt.reparam.sigma import Matrix, SigmaReparam
-from speech_mt.reparam.value_spectrum import fold_value_spectrum_state
+from speech_mt.reparam.value_projections import fold_value_spectrum_state
 
 _STATE = "sigma_reparam."
 _RAW = ".parametrizations.weight.original"  # weight_norm has two: original0 (g) and original1 (v)
