@@ -15,6 +15,7 @@ from torch import Tensor
 
 from speech_mt.data.audio import read_audio
 from speech_mt.data.manifest import Manifest
+from speech_mt.data.speed import change_speed
 from speech_mt.errors import InputError
 
 FRAME_LENGTH_MS = 25.0
@@ -79,8 +80,8 @@ def log_mel_filterbank(samples: np.ndarray, sample_rate: int, num_mel_bins: int 
     )
 
 
-def utterance_log_mel(manifest: Manifest, row: int, config: FeatureConfig) -> Tensor:
-    """Filterbanks of one row's audio, not normalised, float32 of shape (frames, num_mel_bins).
+def utterance_log_mel(manifest: Manifest, row: int, config: FeatureConfig, speed: float = 1.0) -> Tensor:
+    """Filterbanks of one row's audio played at ``speed``, not normalised, float32 of shape (frames, num_mel_bins).
 
     Raises:
         InputError: naming the utterance, if its audio is unusable (see :func:`read_audio`,
@@ -89,10 +90,11 @@ def utterance_log_mel(manifest: Manifest, row: int, config: FeatureConfig) -> Te
     """
     try:
         samples = read_audio(manifest.audio_path(row), config.sample_rate, config.resample)
-        features = log_mel_filterbank(samples, config.sample_rate, config.num_mel_bins)
+        changed = change_speed(samples, config.sample_rate, speed)
+        features = log_mel_filterbank(changed, config.sample_rate, config.num_mel_bins)
     except InputError as error:
         raise InputError(f"{manifest.where(row)}: {error}") from None
-    expected = frame_count(round(manifest.duration[row] * config.sample_rate), config.sample_rate)
+    expected = frame_count(round(manifest.duration[row] * config.sample_rate / speed), config.sample_rate)
     if abs(len(features) - expected) > _DURATION_TOLERANCE_FRAMES:
         raise InputError(
             f"{manifest.where(row)}: duration is {manifest.duration[row]:g} s, but {manifest.audio_path(row)}"

@@ -30,18 +30,22 @@ class SpecAugment:
     time_width: int
     time_fraction: float
 
-    def __call__(self, features: Tensor, rng: np.random.Generator) -> Tensor:
-        """Return a masked copy of ``features`` (frames, bins).
+    def masks(self, frames: int, bins: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Which frames and which bins of an utterance to mask, bool of shape (frames,) and (bins,).
 
-        The mask value is 0, the mean of normalised features. A mask starts in [0, length - width), so that
-        the last
-        frame and the last bin always stay: no utterance is ever masked as a whole.
+        A mask starts in [0, length - width), so that the last frame and the last bin always stay: no utterance is
+        ever masked as a whole.
         """
-        frames, bins = features.shape
         time_width = min(self.time_width, int(frames * self.time_fraction))
         time = _mask(frames, self.time_masks, time_width, rng)
         freq = _mask(bins, self.freq_masks, self.freq_width, rng)
-        return features.masked_fill(from_numpy(time[:, None] | freq[None, :]), 0.0)
+        return from_numpy(time), from_numpy(freq)
+
+
+def apply_masks(features: Tensor, time: Tensor, freq: Tensor) -> Tensor:
+    """A copy of ``features`` (..., frames, bins) with the frames and bins of the masks (..., frames) and (..., bins)
+    set to 0, the mean of normalised features."""
+    return features.masked_fill(time[..., :, None] | freq[..., None, :], 0.0)
 
 
 POLICIES: dict[str, SpecAugment | None] = {

@@ -13,6 +13,7 @@ from fairseq.data import Dictionary
 from fairseq.data.data_utils import post_process
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
+from fairseq.optim import FairseqOptimizer
 from fairseq.tasks import FairseqTask, register_task
 from rapidfuzz.distance import Levenshtein
 from torch import Tensor, nn
@@ -20,8 +21,9 @@ from torch import Tensor, nn
 from speech_mt.data.audio import audio_duration
 from speech_mt.data.features import FeatureConfig
 from speech_mt.data.manifest import Manifest, manifest_bytes, read_manifest
-from speech_mt.data.specaugment import POLICIES
+from speech_mt.data.specaugment import POLICIES, apply_masks
 from speech_mt.data.speech_dataset import SpeechDataset
+from speech_mt.data.speed import SpeedPerturbation
 from speech_mt.data.transcripts import CharacterTokenizer, SentencePieceTokenizer, Tokenizer
 from speech_mt.decoding.ctc_greedy import CTCGreedyGenerator
 from speech_mt.errors import InputError
@@ -45,6 +47,7 @@ class SpeechManifestTask(FairseqTask):
         self.dictionary = dictionary
         self.tokenizer = tokenizer
         self.wer_generator = None
+        self.told: set[str] = set()
         self.features = FeatureConfig(
             cfg.sample_rate, cfg.resample, cfg.num_mel_bins, str(cfg.features_normalization)
         )
@@ -114,6 +117,7 @@ class SpeechManifestTask(FairseqTask):
             eos=self.dictionary.eos(),
             training=training,
             specaugment=POLICIES[str(self.cfg.specaugment)],
+            speed_perturbation=SpeedPerturbation.parse(self.cfg.speed_perturb),
             seed=self.cfg.seed,
             ctc_subsampling=self.cfg.ctc_subsampling,
         )
@@ -158,7 +162,9 @@ class SpeechManifestTask(FairseqTask):
                     f"{message}; raise the limit (--max-source-positions, --max-target-positions), remove "
                     "them, or skip them with --skip-invalid-size-inputs-valid-test"
                 )
-            logger.warning(f"{message}; skipped")
+            if message not in self.told:  # training batches are made every epoch
+                self.told.add(message)
+                logger.warning(f"{message}; skipped")
         indices, _ = dataset.filter_indices_by_size(indices, max_positions)
         if len(indices) == 0:
             raise InputError(f"{dataset.manifest.path}: no utterance is left")
@@ -230,6 +236,26 @@ class SpeechManifestTask(FairseqTask):
             escape_unk=escape_unk,
             extra_symbols_to_ignore={self.dictionary.pad()},
         ).split()
+
+    def train_step(
+        self,
+        sample: dict[str, Any],
+        model: nn.Module,
+        criterion: nn.Module,
+        optimizer: FairseqOptimizer,
+        update_num: int,
+        ignore_grad: bool = False,
+    ) -> tuple[Tensor, int, dict[str, Any]]:
+        """fairseq's step, on masked features from ``--specaugment-start-update`` on.
+
+        Data-loader workers draw the masks, which travel with the batch; they are applied here, in the process that
+        counts updates, so that the start does not depend on how many batches the workers are ahead.
+        """
+        if "masks" in sample and update_num >= self.cfg.specaugment_start_update:
+            net_input = sample["net_input"]
+            masked = apply_masks(net_input["src_tokens"], *sample["masks"])
+            sample = sample | {"net_input": net_input | {"src_tokens": masked}}
+        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
     def valid_step(
         self, sample: dict[str, Any], model: nn.Module, criterion: nn.Module

@@ -45,6 +45,13 @@ class SpeechManifestConfig(FairseqDataclass):
     specaugment: ChoiceEnum(list(POLICIES)) = field(
         default="none", metadata={"help": "SpecAugment policy in training; see speech_mt/data/specaugment.py"}
     )
+    specaugment_start_update: int = field(
+        default=0, metadata={"help": "SpecAugment begins at this update; 0: at once"}
+    )
+    speed_perturb: str = field(
+        default="",
+        metadata={"help": "in training, play each utterance at one of these speeds, such as 0.9,1.0,1.1"},
+    )
     max_source_positions: int = field(default=6000, metadata={"help": "most frames of an utterance"})
     max_target_positions: int = field(
         default=1024, metadata={"help": "most target units, the end of sentence counted"}

@@ -7,10 +7,11 @@ import torch
 from fairseq.data.iterators import EpochBatchIterator
 
 from speech_mt.data.feature_cache import extract_features
-from speech_mt.data.features import FeatureConfig
+from speech_mt.data.features import FeatureConfig, frame_count
 from speech_mt.data.manifest import read_manifest, write_manifest
-from speech_mt.data.specaugment import POLICIES
+from speech_mt.data.specaugment import POLICIES, apply_masks
 from speech_mt.data.speech_dataset import SpeechDataset
+from speech_mt.data.speed import SpeedPerturbation
 from speech_mt.data.transcripts import CharacterTokenizer
 from speech_mt.errors import InputError
 
@@ -73,17 +74,23 @@ def test_sizes_need_no_audio(manifest, tmp_path):
         data[1]
 
 
-def test_order_is_by_length_with_random_ties_in_training(manifest):
+def test_order_is_by_length_with_ties_by_seed_and_epoch_in_training(manifest):
     assert dataset(manifest).ordered_indices().tolist() == [1, 4, 0, 2, 3]
-    data = dataset(manifest, training=True)
-    data.frames = np.array([5, 9, 5, 9, 5])
-    orders = set()
-    for seed in range(50):
-        np.random.seed(seed)
-        order = data.ordered_indices().tolist()
-        assert data.frames[order].tolist() == [9, 9, 5, 5, 5]
-        orders.add(tuple(order))
-    assert len(orders) > 5
+    orders = {}
+    for seed, epoch in [(1, epoch) for epoch in range(1, 40)] + [(2, 1)]:
+        data = dataset(manifest, training=True, seed=seed)
+        data.frames = np.array([5, 9, 5, 9, 5])
+        data.set_epoch(epoch)
+        np.random.seed(epoch)  # plays no part
+        order = orders[seed, epoch] = tuple(data.ordered_indices().tolist())
+        assert data.frames[list(order)].tolist() == [9, 9, 5, 5, 5]
+        assert data.ordered_indices().tolist() == list(order)
+    assert len(set(orders.values())) > 5
+
+
+def test_training_batches_are_made_anew_each_epoch(manifest):
+    assert not dataset(manifest, training=True).can_reuse_epoch_itr_across_epochs
+    assert dataset(manifest).can_reuse_epoch_itr_across_epochs
 
 
 def test_exclusions_have_one_reason_each(manifest, tmp_path):
@@ -129,7 +136,7 @@ def test_a_batch_too_small_for_one_utterance_is_refused(manifest):
 
 
 def epochs(manifest, workers, start=1):
-    """Sources of epochs ``start`` to 3 as fairseq would load them, by epoch and utterance."""
+    """Masked sources of epochs ``start`` to 3 as fairseq would load them, by epoch and utterance."""
     data = dataset(manifest, training=True, specaugment=POLICIES["librispeech_100h"], seed=7)
     batches = EpochBatchIterator(
         data,
@@ -143,7 +150,8 @@ def epochs(manifest, workers, start=1):
     sources = {}
     for epoch in range(start, 4):
         for batch in batches.next_epoch_itr(shuffle=True):
-            for index, source in zip(batch["id"].tolist(), batch["net_input"]["src_tokens"], strict=True):
+            masked = apply_masks(batch["net_input"]["src_tokens"], *batch["masks"])
+            for index, source in zip(batch["id"].tolist(), masked, strict=True):
                 sources[epoch, index] = source
     return sources
 
@@ -158,9 +166,59 @@ def test_masks_change_by_epoch_and_not_by_workers_or_resumption(manifest):
 
 
 def test_no_masks_outside_training(manifest):
-    masked = dataset(manifest, specaugment=POLICIES["ld"])
-    assert torch.equal(masked[1]["source"], dataset(manifest)[1]["source"])
-    assert (dataset(manifest, training=True, specaugment=POLICIES["ld"])[1]["source"] == 0).any()
+    assert "masks" not in dataset(manifest, specaugment=POLICIES["ld"])[1]
+    assert "masks" not in dataset(manifest, training=True)[1]
+    assert any(mask.any() for mask in dataset(manifest, training=True, specaugment=POLICIES["ld"])[1]["masks"])
+
+
+def test_masks_of_a_batch_are_those_of_its_utterances(manifest):
+    data = dataset(manifest, training=True, specaugment=POLICIES["librispeech_100h"])
+    batch = data.collater([data[0], data[1]])
+    time, freq = batch["masks"]
+    assert (time.shape, freq.shape) == ((2, 98), (2, 80))
+    for row, index in enumerate((0, 1)):
+        frames = int(data.frames[index])
+        expected_time, expected_freq = data[index]["masks"]
+        assert torch.equal(time[row, :frames], expected_time)
+        assert torch.equal(freq[row], expected_freq)
+        assert not time[row, frames:].any()
+
+
+class TestSpeedPerturbation:
+    SPEEDS = SpeedPerturbation((0.9, 1.0, 1.1))
+
+    def test_lengths_follow_the_epochs_speeds(self, manifest):
+        data = dataset(manifest, training=True, speed_perturbation=self.SPEEDS)
+        seen = set()
+        for epoch in range(1, 6):
+            data.set_epoch(epoch)
+            speeds = data.speeds()
+            seen |= set(speeds.tolist())
+            expected = frame_count(np.rint(np.array(SAMPLES) / speeds).astype(int), 16000)
+            assert data.frames.tolist() == expected.tolist()
+            for index in (0, 1, 4):
+                assert abs(len(data[index]["source"]) - data.frames[index]) <= 1
+        assert seen == {0.9, 1.0, 1.1}
+
+    def test_speeds_are_a_function_of_seed_and_epoch(self, manifest):
+        one, other = (dataset(manifest, training=True, speed_perturbation=self.SPEEDS) for _ in range(2))
+        one.set_epoch(3)
+        one.speeds()
+        one.set_epoch(2)
+        other.set_epoch(2)
+        assert one.speeds().tolist() == other.speeds().tolist()
+        assert torch.equal(one[1]["source"], other[1]["source"])
+
+    def test_only_training_is_perturbed(self, manifest):
+        data = dataset(manifest, speed_perturbation=self.SPEEDS)
+        assert torch.equal(data[1]["source"], dataset(manifest)[1]["source"])
+
+    def test_cached_features_have_one_speed(self, manifest, tmp_path):
+        rows = [manifest.row(k) | {"audio": str(manifest.audio_path(k))} for k in range(3)]
+        write_manifest(tmp_path / "m.tsv", rows)
+        extract_features(tmp_path / "m.tsv")
+        with pytest.raises(InputError, match="speed-perturb needs the audio"):
+            dataset(read_manifest(tmp_path / "m.tsv"), training=True, speed_perturbation=self.SPEEDS)
 
 
 def test_cached_features_take_the_place_of_audio(manifest, tmp_path):

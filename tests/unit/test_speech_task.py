@@ -14,7 +14,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from omegaconf import OmegaConf
 
 from speech_mt.data.manifest import read_manifest, write_manifest
-from speech_mt.data.specaugment import POLICIES
+from speech_mt.data.specaugment import POLICIES, apply_masks
 from speech_mt.data.vocabulary import (
     character_counts,
     load_sentencepiece,
@@ -63,6 +63,8 @@ def test_every_option_reaches_the_task_from_the_command_line(folder):
         "num_mel_bins": 40,
         "features_normalization": "per_bin",
         "specaugment": "lb",
+        "specaugment_start_update": 9,
+        "speed_perturb": "0.9,1.1",
         "max_source_positions": 7,
         "max_target_positions": 8,
         "ctc_subsampling": 3,
@@ -116,8 +118,54 @@ def test_only_training_shuffles_and_masks(folder):
     ]:
         speech.load_dataset(split, **kwargs)
         assert speech.dataset(split).training is training
-        assert (speech.dataset(split)[0]["source"] == 0).any().item() is training
+        assert ("masks" in speech.dataset(split)[0]) is training
     assert speech.dataset("valid").specaugment is POLICIES["ld"]
+
+
+class Recorder(torch.nn.Module):
+    """A criterion that keeps the features it is given."""
+
+    def forward(self, model, sample):
+        self.seen = sample["net_input"]["src_tokens"]
+        return torch.zeros((), requires_grad=True), 1, {}
+
+
+def test_specaugment_begins_at_its_update(folder):
+    speech = task(folder, specaugment="ld", specaugment_start_update=3)
+    speech.load_dataset("train")
+    data = speech.dataset("train")
+    batch = data.collater([data[0], data[1]])
+    clean = batch["net_input"]["src_tokens"].clone()
+    recorder, optimizer = Recorder(), Namespace(backward=lambda loss: None)
+    model = Namespace(train=lambda: None, set_num_updates=lambda n: None)
+    for update in range(5):
+        speech.train_step(batch, model, recorder, optimizer, update)
+        assert torch.equal(recorder.seen, clean) == (update < 3)
+        assert torch.equal(batch["net_input"]["src_tokens"], clean)  # the batch is left as it is
+    assert torch.equal(recorder.seen, apply_masks(clean, *batch["masks"]))
+
+
+def test_a_resumed_run_has_the_batches_of_the_uninterrupted_one(folder):
+    write_split(folder, "train", ["a cab"] * 12, samples=1600)
+
+    def batches(first_epoch):
+        speech = task(folder)
+        speech.load_dataset("train")
+        found = []
+        for epoch in range(first_epoch, 4):
+            iterator = speech.get_batch_iterator(speech.dataset("train"), max_tokens=30, seed=1, epoch=epoch)
+            found.append([batch["id"].tolist() for batch in iterator.next_epoch_itr(shuffle=True)])
+        return found
+
+    straight = batches(1)
+    assert batches(2) == straight[1:]
+    assert len({str(epoch) for epoch in straight}) == 3
+
+
+@pytest.mark.parametrize("text", ["0.9;1.1", "fast", "0.2", "1,,1"])
+def test_speeds_that_are_none(folder, text):
+    with pytest.raises(InputError, match=r"--speed-perturb .*: give speeds from 0\.5 to 2"):
+        task(folder, speed_perturb=text).load_dataset("train")
 
 
 def test_blank_is_the_first_symbol_and_no_target_has_it(folder):
