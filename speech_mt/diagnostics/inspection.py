@@ -192,12 +192,13 @@ def _norm_first(options: Mapping[str, Any], stack: str) -> bool:
 
 
 def _split_fused(state_dict: StateDict) -> dict[str, Tensor]:
-    """Queries, keys and values apart, which checkpoints of fairseq before 0.9 have in one matrix."""
+    """Queries, keys and values apart: fairseq before 0.9 has them in one matrix, our --fuse-qk queries and keys."""
     split = {}
     for key, value in state_dict.items():
-        if fused := re.fullmatch(r"(.*\.)in_proj_(weight|bias)", key):
-            parts = zip("qkv", value.chunk(3), strict=True)
-            split |= {f"{fused[1]}{letter}_proj.{fused[2]}": part for letter, part in parts}
+        if fused := re.fullmatch(r"(.*\.)(in_proj_|qk_proj\.)(weight|bias)", key):
+            letters = "qkv" if fused[2] == "in_proj_" else "qk"
+            parts = zip(letters, value.chunk(len(letters)), strict=True)
+            split |= {f"{fused[1]}{letter}_proj.{fused[3]}": part for letter, part in parts}
         else:
             split[key] = value
     return split

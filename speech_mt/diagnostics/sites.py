@@ -92,11 +92,24 @@ def num_heads(attention: nn.Module) -> int:
     return attention.h if hasattr(attention, "linear_q") else attention.num_heads
 
 
-def query_and_key(attention: nn.Module) -> tuple[nn.Linear, nn.Linear]:
-    """The projections of queries and keys of an attention of either make."""
+class Projection(NamedTuple):
+    """Of queries or keys: weight (H D, C) and bias (H D,) or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+def query_and_key(attention: nn.Module) -> tuple[Projection, Projection]:
+    """The projections of queries and keys of an attention of any make."""
+    if hasattr(attention, "qk_proj"):
+        weights, bias = attention.qk_proj.weight.chunk(2), attention.qk_proj.bias
+        biases = (None, None) if bias is None else bias.chunk(2)
+        return Projection(weights[0], biases[0]), Projection(weights[1], biases[1])
     if hasattr(attention, "linear_q"):
-        return attention.linear_q, attention.linear_k
-    return attention.q_proj, attention.k_proj
+        query, key = attention.linear_q, attention.linear_k
+    else:
+        query, key = attention.q_proj, attention.k_proj
+    return Projection(query.weight, query.bias), Projection(key.weight, key.bias)
 
 
 def watch_attention(site: Site, record: Record) -> Remove:

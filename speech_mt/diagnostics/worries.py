@@ -26,7 +26,7 @@ SHARP_LOGIT = 20.0  # standard deviation at which even unrelated tokens get one-
 LARGE_LOGIT = 50.0  # where Gemma 2 caps logits (arXiv 2408.00118); QK-Clip begins at 100 (arXiv 2507.20534)
 SMOOTHING = 0.9  # share of H's eigenvalues with a positive real part; half of them at the start
 
-ATTENTION_WEIGHTS = ("q_proj", "k_proj", "v_proj", "out_proj")
+ATTENTION_WEIGHTS = ("q_proj", "k_proj", "qk_proj", "v_proj", "out_proj")
 
 
 class Worry(NamedTuple):

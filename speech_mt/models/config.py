@@ -111,6 +111,29 @@ class SpeechConfig(EncoderConfig):
     conv_kernel_sizes: str = option("5,5", "kernel of each convolution before the encoder")
     conv_strides: str = option("2,2", "stride of each: their product is the subsampling factor")
     conv_channels: int = option(1024, "channels between the convolutions (twice the output of each GLU)")
+    conv_dropout: float = option(0.0, "dropout on the output of the convolutions, before positions join it")
+    input_norm: bool = option(False, "normalise each utterance over time and channels, with a learned scale and bias")
+    no_scale_embedding: bool = option(False, "do not multiply the output of the convolutions by sqrt(width)")
+    positions: ChoiceEnum(["sinusoidal", "cape"]) = option(
+        "sinusoidal", "of the encoder's frames; cape: centred and continuous (arXiv 2106.03143)"
+    )
+    cape_freq_scale: float = option(30.0, "CAPE: factor of the frequencies")
+    cape_global_shift: float = option(30.0, "CAPE, training: shift each utterance by up to this many seconds")
+    cape_local_shift: float = option(0.0, "CAPE, training: shift each frame by up to this part of a frame")
+    cape_global_scale: float = option(1.0, "CAPE, training: stretch each utterance by up to this factor; 1: off")
+    no_bias: bool = option(False, "no biases in the projections of the layers")
+    fuse_qk: bool = option(False, "queries and keys from one matrix, with one spectral norm")
+    attention_shift: bool = option(False, "encoder: a learned number a layer joins the input of its attention")
+    init: ChoiceEnum(["fairseq", "sigma_reparam"]) = option(
+        "fairseq",
+        "initial weights of the encoder; sigma_reparam: as in the speech code of arXiv 2303.06296, convolutions LeCun "
+        "uniform, layers normal with --init-std under --reparam and uniform within 1/sqrt(inputs) without",
+    )
+    init_std: float = option(0.1, "standard deviation of reparametrised weights under --init sigma_reparam")
+    reparam_output: bool = option(False, "--reparam also the linear layer to the CTC labels")
+    ctc_letters_only: bool = option(
+        False, "CTC over the blank and the letters: fairseq's <pad>, </s> and <unk> get no label"
+    )
 
 
 @dataclass
@@ -144,6 +167,9 @@ def encoder_layer_config(cfg: EncoderConfig) -> LayerConfig:
         qk_clip=cfg.qk_clip,
         token_mixing=token_mixings(cfg.token_mixing),
         neutreno_lambda=cfg.neutreno_lambda,
+        bias=not getattr(cfg, "no_bias", False),
+        fuse_qk=getattr(cfg, "fuse_qk", False),
+        attention_shift=getattr(cfg, "attention_shift", False),
     )
 
 

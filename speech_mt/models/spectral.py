@@ -62,9 +62,13 @@ def reparametrize(model: nn.Module, cfg: EncoderConfig) -> None:
             )
         options = {"gamma_init": gamma_init, "positive_gamma": cfg.reparam_positive_gamma}
     names = REPARAMS[reparam](model, include=LAYERS, exclude=_controlled(model), **options)
+    taken = _summary(names)
+    if getattr(cfg, "reparam_output", False) and model.encoder.ctc_proj is not None:
+        names += REPARAMS[reparam](model.encoder.ctc_proj, **options)
+        taken += "; encoder.ctc_proj"
     for _, state in states(model):
         state.gamma.param_group = "gamma"
-    logger.info(f"{reparam} reparametrises {len(names)} weights {options or ''}: {_summary(names)}")
+    logger.info(f"{reparam} reparametrises {len(names)} weights {options or ''}: {taken}")
 
 
 def control_oversmoothing(model: nn.Module, cfg: EncoderConfig) -> None:

@@ -52,3 +52,32 @@ def tiny(args: Namespace) -> None:
         encoder_layers=4,
         conv_channels=256,
     )
+
+
+@register_model_architecture("spectral_ctc_transformer", "spectral_ctc_transformer_36l")
+def zhai_36l(args: Namespace) -> None:
+    """The 36-layer model of sigmaReparam's speech code: 255,798,776 parameters with 28 letters and the blank."""
+    set_defaults(
+        args,
+        encoder_embed_dim=768,
+        encoder_ffn_embed_dim=3072,
+        encoder_attention_heads=4,
+        encoder_layers=36,
+        conv_kernel_sizes="7",
+        conv_strides="3",
+        conv_dropout=0.3,
+        dropout=0.0,
+        attention_dropout=0.3,
+        activation_dropout=0.3,
+        layerdrop=0.3,
+        input_norm=True,
+        no_scale_embedding=True,
+        positions="cape",
+        no_bias=True,
+        fuse_qk=True,
+        attention_shift=True,
+        reparam="sigma",
+        reparam_output=True,
+        ctc_letters_only=True,
+        init="sigma_reparam",
+    )

@@ -66,3 +66,36 @@ def tiny(args: Namespace) -> None:
         decoder_layers=2,
         conv_channels=256,
     )
+
+
+@register_model_architecture("spectral_s2t_transformer", "spectral_s2t_transformer_s")
+def small(args: Namespace) -> None:
+    """The size of fairseq's s2t_transformer_s, about 30 M parameters: 12L-6L of width 256, pre-LN."""
+    _sized(args, width=256, ffn=2048, heads=4, dropout=0.1)
+
+
+@register_model_architecture("spectral_s2t_transformer", "spectral_s2t_transformer_m")
+def medium(args: Namespace) -> None:
+    """The size of fairseq's s2t_transformer_m, about 70 M parameters: 12L-6L of width 512, pre-LN."""
+    _sized(args, width=512, ffn=2048, heads=8, dropout=0.15)
+
+
+@register_model_architecture("spectral_s2t_transformer", "spectral_s2t_transformer_l")
+def large(args: Namespace) -> None:
+    """The size of fairseq's s2t_transformer_l, about 270 M parameters: 12L-6L of width 1024, pre-LN."""
+    _sized(args, width=1024, ffn=4096, heads=16, dropout=0.2)
+
+
+def _sized(args: Namespace, width: int, ffn: int, heads: int, dropout: float) -> None:
+    set_defaults(
+        args,
+        encoder_embed_dim=width,
+        encoder_ffn_embed_dim=ffn,
+        encoder_attention_heads=heads,
+        encoder_layers=12,
+        decoder_layers=6,
+        conv_channels=1024,
+        dropout=dropout,
+        norm_placement="pre",
+    )
+    set_defaults(args, attention_dropout=args.dropout, activation_dropout=args.dropout)  # as fairseq does

@@ -68,9 +68,10 @@ class MultiheadAttention(nn.Module):
         qk_clip: largest logit before the projections are shrunk (see :class:`QKClip`); 0 is off.
         attn_scale, feat_scale, neutreno_lambda: see :mod:`speech_mt.modules.token_mixing`, for self-attention; 0 is
             off.
+        fuse_qk: in self-attention, queries and keys come from one matrix with one spectral norm, ``qk_proj`` (2C, C).
 
     Raises:
-        InputError: H does not divide C.
+        InputError: H does not divide C; fused queries and keys with what needs them apart.
     """
 
     def __init__(
@@ -89,19 +90,27 @@ class MultiheadAttention(nn.Module):
         attn_scale: bool = False,
         feat_scale: bool = False,
         neutreno_lambda: float = 0.0,
+        fuse_qk: bool = False,
     ) -> None:
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
             raise InputError(f"embedding dimension {embed_dim} is not a multiple of {num_heads} heads")
+        if fuse_qk and (static_kv or qk_clip):
+            raise InputError("fused queries and keys: for self-attention, without --qk-clip")
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.head_dim = embed_dim // num_heads
         self.scale = self.head_dim**-0.5
         self.dropout = dropout
         self.static_kv = static_kv
+        self.fuse_qk = fuse_qk
         # The order is fairseq's, so that one seed gives one initialisation.
-        self.k_proj = nn.Linear(kdim or embed_dim, embed_dim, bias=bias)
+        if fuse_qk:
+            self.qk_proj = nn.Linear(embed_dim, 2 * embed_dim, bias=bias)
+        else:
+            self.k_proj = nn.Linear(kdim or embed_dim, embed_dim, bias=bias)
         self.v_proj = nn.Linear(kdim or embed_dim, embed_dim, bias=bias)
-        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        if not fuse_qk:
+            self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.reset_parameters(same_width=kdim is None or kdim == embed_dim)
         self.inner_attn_ln = nn.LayerNorm(embed_dim) if inner_norm else None
@@ -118,7 +127,10 @@ class MultiheadAttention(nn.Module):
     def reset_parameters(self, same_width: bool = True) -> None:
         """Xavier uniform; q, k and v by 1/sqrt(2), as if they were one fused matrix."""
         gain = 1 / math.sqrt(2) if same_width else 1.0
-        for projection in (self.k_proj, self.v_proj, self.q_proj):
+        if self.fuse_qk:
+            for rows in self.qk_proj.weight.chunk(2):
+                nn.init.xavier_uniform_(rows, gain=gain)
+        for projection in (self.v_proj,) if self.fuse_qk else (self.k_proj, self.v_proj, self.q_proj):
             nn.init.xavier_uniform_(projection.weight, gain=gain)
         nn.init.xavier_uniform_(self.out_proj.weight)
         if self.out_proj.bias is not None:
@@ -151,10 +163,13 @@ class MultiheadAttention(nn.Module):
         Returns:
             output (B, T, C), and the probabilities (B, H, T, S) or None.
         """
-        q = self._heads(self.q_proj(query_BTC))
+        if self.fuse_qk:
+            q, k = map(self._heads, self.qk_proj(query_BTC).chunk(2, dim=-1))
+        else:
+            q, k = self._heads(self.q_proj(query_BTC)), None
         if self.q_norm is not None:
             q = self.q_norm(q)
-        k, v = self._keys_and_values(query_BTC if key_BSC is None else key_BSC, incremental_state)
+        k, v = self._keys_and_values(query_BTC if key_BSC is None else key_BSC, incremental_state, k)
         if self.observer is not None:
             with torch.no_grad():
                 self.observer(self, q.detach(), k.detach(), key_padding_mask, causal)
@@ -216,11 +231,14 @@ class MultiheadAttention(nn.Module):
             logits = logits.masked_fill(~mask, -math.inf)
         return torch.softmax(logits, dim=-1, dtype=torch.float32)
 
-    def _keys_and_values(self, x_BSC: Tensor, incremental_state: IncrementalState | None) -> tuple[Tensor, Tensor]:
+    def _keys_and_values(
+        self, x_BSC: Tensor, incremental_state: IncrementalState | None, k: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """All keys and values there are; ``k``: the new keys, where they were made with the queries."""
         past = None if incremental_state is None else incremental_state.get(self._state_key)
         if past is not None and self.static_kv:
             return past["k"], past["v"]
-        k, v = self._heads(self.k_proj(x_BSC)), self.values(x_BSC)
+        k, v = self._heads(self.k_proj(x_BSC)) if k is None else k, self.values(x_BSC)
         if self.k_norm is not None:
             k = self.k_norm(k)
         if incremental_state is None:

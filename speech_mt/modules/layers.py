@@ -22,7 +22,8 @@ class LayerConfig:
     """What a layer needs to know; one for all layers of a stack.
 
     ``encoder_layers`` and ``decoder_layers`` (0: no decoder) are the depths of the whole model: the scales and
-    initialisations of deep placements depend on both.
+    initialisations of deep placements depend on both. With ``attention_shift`` an encoder layer adds a learned number,
+    at first 0, to the input of its attention, as the speech code of sigmaReparam does.
     """
 
     embed_dim: int
@@ -43,6 +44,8 @@ class LayerConfig:
     qk_clip: float = 0.0
     token_mixing: tuple[str, ...] = ()
     neutreno_lambda: float = 0.0
+    fuse_qk: bool = False
+    attention_shift: bool = False
 
 
 class _Layer(nn.Module):
@@ -60,6 +63,7 @@ class _Layer(nn.Module):
             neutreno_lambda=cfg.neutreno_lambda if "neutreno" in cfg.token_mixing else 0.0,
         )
         self.self_attn_layer_norm = self._residual_norm()
+        self.attention_shift = nn.Parameter(torch.zeros(1)) if cfg.attention_shift and not decoder else None
         if decoder:
             self.encoder_attn = self._attention(kdim=cfg.encoder_dim, static_kv=True)
             self.encoder_attn_layer_norm = self._residual_norm()
@@ -80,6 +84,7 @@ class _Layer(nn.Module):
             qk_norm=cfg.qk_norm,
             softcap=cfg.attention_softcap,
             qk_clip=cfg.qk_clip,
+            fuse_qk=cfg.fuse_qk and not options.get("static_kv"),
             **options,
         )
 
@@ -90,7 +95,12 @@ class _Layer(nn.Module):
         """As a stack's first layer: its values of the stack's input, which NeuTRENO adds in the others; else None."""
         if not self.self_attn.neutreno_lambda:
             return None
-        return self.self_attn.values(self.self_attn_layer_norm.before(x_BTC))
+        return self.self_attn.values(self._attention_input(x_BTC))
+
+    def _attention_input(self, x_BTC: Tensor) -> Tensor:
+        """What self-attention is given of the residual stream."""
+        x = self.self_attn_layer_norm.before(x_BTC)
+        return x if self.attention_shift is None else x + self.attention_shift
 
     def _dropout(self, branch: Tensor) -> Tensor:
         return F.dropout(branch, self.cfg.dropout, self.training)
@@ -123,7 +133,7 @@ class EncoderLayer(_Layer):
         """(B, T, C), mask (B, T) True at padding, NeuTRENO's V0 -> (B, T, C)."""
         keep = self._layerdrop()
         branch, _ = self.self_attn(
-            self.self_attn_layer_norm.before(x_BTC), key_padding_mask=padding_mask, first_values=first_values
+            self._attention_input(x_BTC), key_padding_mask=padding_mask, first_values=first_values
         )
         x = self._join(self.self_attn_layer_norm, x_BTC, branch, keep)
         return self._feed_forward(x, keep)
@@ -149,7 +159,7 @@ class DecoderLayer(_Layer):
         """(B, T, C) and the source (B, S, C') -> (B, T, C) and, if asked for, cross-attention (B, H, T, S)."""
         keep = self._layerdrop()
         branch, _ = self.self_attn(
-            self.self_attn_layer_norm.before(x_BTC),
+            self._attention_input(x_BTC),
             key_padding_mask=padding_mask,
             causal=causal and incremental_state is None,
             incremental_state=incremental_state,

@@ -198,3 +198,170 @@ def test_tiny_depths_are_of_width_64_and_the_command_line_wins():
 def test_options_out_of_range_are_one_message(ctc_model, options, message):
     with pytest.raises(InputError, match=message):
         ctc_model(**options)
+
+
+# -- the speech models of sigmaReparam's code, and fairseq's sizes ---------------------------------------------------
+
+
+def architecture(name, **values):
+    """A config as fairseq makes it of --arch and what the command line says."""
+    from argparse import Namespace
+
+    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+
+    args = Namespace(**values)
+    ARCH_CONFIG_REGISTRY[name](args)
+    model = ARCH_MODEL_REGISTRY[name]
+    limits = {"max_source_positions": 20} | ({"max_target_positions": 20} if "s2t" in name else {})
+    return model, {**vars(args), **limits}
+
+
+@pytest.fixture
+def letters_task():
+    from types import SimpleNamespace
+
+    from fairseq.data import Dictionary
+
+    letters = Dictionary()
+    for letter in "abcdefghijklmnopqrstuvwxyz'|":
+        letters.add_symbol(letter)
+    return SimpleNamespace(target_dictionary=letters, cfg=SimpleNamespace(num_mel_bins=80))
+
+
+def count(module):
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def build_36l(letters_task, layers=1, **values):
+    from speech_mt.models.config import SpectralCTCTransformerConfig
+
+    model, options = architecture("spectral_ctc_transformer_36l", encoder_layers=layers, **values)
+    return model.build_model(SpectralCTCTransformerConfig(**options), letters_task)
+
+
+def test_the_36_layer_model_has_the_released_codes_parameters(letters_task):
+    """Convolution 861,696, block 7,080,966, 36 blocks 255,798,776, by the same count for the code in JAX."""
+    _, options = architecture("spectral_ctc_transformer_36l")
+    assert options["encoder_layers"] == 36
+    model = build_36l(letters_task)
+    block = count(model.encoder.layers[0])
+    assert count(model.encoder.subsample) == 861_696
+    assert block == 7_080_966
+    assert count(model.encoder.input_norm) == 2
+    assert count(model.encoder.ctc_proj) == 768 * 29 + 29 + 1
+    assert count(model) + 35 * block == 255_798_776
+
+
+def test_it_has_one_gamma_for_queries_and_keys_and_one_for_the_output(letters_task):
+    model = build_36l(letters_task, encoder_embed_dim=32, encoder_ffn_embed_dim=64)
+    gammas = {name: state.gamma.numel() for name, state in states(model)}
+    assert gammas == {"encoder.layers.0": 5, "encoder.ctc_proj": 1}
+    assert [name for name, _ in model.named_parameters() if "bias" in name and "norm" not in name] == [
+        "encoder.subsample.conv_layers.0.bias",
+        "encoder.ctc_proj.bias",
+    ]
+
+
+def test_initial_weights_of_the_released_code(letters_task):
+    sizes = {"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 256}
+    torch.manual_seed(1)
+    sigma = build_36l(letters_task, **sizes)
+    raw = sigma.encoder.layers[0].fc1.parametrizations.weight.original
+    assert raw.std().item() == pytest.approx(0.1, rel=0.03)
+    conv = sigma.encoder.subsample.conv_layers[0]
+    bound = (3 / (80 * 7)) ** 0.5
+    assert 0.98 * bound < conv.weight.abs().max() <= bound
+    assert 0.9 * (80 * 7) ** -0.5 < conv.bias.abs().max() <= (80 * 7) ** -0.5
+    plain = build_36l(letters_task, reparam="none", reparam_output=False, **sizes)
+    assert 0.98 / 8 < plain.encoder.layers[0].fc1.weight.abs().max() <= 1 / 8  # variance 1 / (3 fan_in)
+    assert 0.95 * (3 / 64) ** 0.5 < plain.encoder.ctc_proj.weight.abs().max() <= (3 / 64) ** 0.5
+    with pytest.raises(InputError, match="deepnorm has its own initial weights"):
+        build_36l(letters_task, norm_placement="deepnorm", **sizes)
+
+
+def test_what_is_no_letter_gets_no_probability(letters_task):
+    model = build_36l(letters_task, encoder_embed_dim=32, encoder_ffn_embed_dim=64).eval()
+    output = model(torch.randn(2, 40, 80), torch.tensor([40, 31]))
+    assert output["encoder_out"].shape == (14, 2, 32)
+    probabilities = model.get_normalized_probs(output, log_probs=False)
+    assert not probabilities[..., 1:4].any()
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(14, 2))
+
+
+def test_positions_of_the_36_layer_model_are_relative_in_evaluation(letters_task):
+    """The same utterance alone and padded; shifted in training only."""
+    torch.manual_seed(0)
+    model = build_36l(letters_task, encoder_embed_dim=32, encoder_ffn_embed_dim=64, layers=2).eval()
+    features = torch.randn(2, 60, 80)
+    together = model(features, torch.tensor([60, 41]))
+    alone = model(features[1:, :41], torch.tensor([41]))
+    frames = len(alone["encoder_out"])
+    torch.testing.assert_close(together["encoder_out"][:frames, 1], alone["encoder_out"][:, 0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", ["s", "m", "l"])
+def test_speech_encoder_decoders_have_fairseqs_sizes(size, letters_task):
+    """Parameter for parameter those of s2t_transformer_{s,m,l}."""
+    from argparse import Namespace
+
+    from fairseq.models import ARCH_CONFIG_REGISTRY
+    from fairseq.models.speech_to_text import S2TTransformerModel
+
+    from speech_mt.models.config import SpectralS2TTransformerConfig
+
+    model, options = architecture(f"spectral_s2t_transformer_{size}")
+    args = Namespace(input_feat_per_channel=80, input_channels=1, max_source_positions=20, max_target_positions=20)
+    ARCH_CONFIG_REGISTRY[f"s2t_transformer_{size}"](args)
+    with torch.device("meta"):
+        ours = model.build_model(SpectralS2TTransformerConfig(**options), letters_task)
+        stock = S2TTransformerModel.build_model(args, letters_task)
+
+    def shapes(module):
+        return sorted(tuple(parameter.shape) for parameter in module.parameters())
+
+    assert shapes(ours) == shapes(stock)
+    assert ours.encoder.layers[0].cfg.dropout == args.dropout
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("reparam", ["none", "sigma"])
+@pytest.mark.parametrize("kind", ["ctc", "s2t"])
+def test_speech_models_train_a_step_in_every_placement(ctc_model, s2t_model, speech_batch, kind, placement, reparam):
+    """Finite, and a gradient reaches every parameter."""
+    options = {"norm_placement": placement, "reparam": reparam, "positions": "cape", "fuse_qk": True}
+    options |= {"input_norm": True, "no_scale_embedding": True, "attention_shift": True}
+    options["no_bias"] = placement not in ("deepnorm", "subln")
+    torch.manual_seed(0)
+    if kind == "ctc":
+        model = ctc_model(reparam_output=reparam == "sigma", ctc_letters_only=True, **options)
+    else:
+        model = s2t_model(ctc_weight=0.3, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model.set_num_updates(0)
+    loss = joint_loss(model, speech_batch)
+    loss.backward()
+    assert loss.isfinite()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        # keys' biases shift all logits of a query alike: their gradient is 0 but for rounding
+        assert parameter.grad.any() or "k_proj.bias" in name, name
+    optimizer.step()
+    model.set_num_updates(1)
+    assert joint_loss(model, speech_batch).isfinite()
+
+
+def joint_loss(model, batch):
+    """CTC, and cross-entropy where there is a decoder."""
+    import torch.nn.functional as F
+
+    output = model(**batch["net_input"])
+    if hasattr(model, "decoder"):
+        log_probs, frames = model.get_ctc_output(output, batch)
+        attention = F.cross_entropy(output[0].flatten(0, 1), batch["target"].flatten(), ignore_index=1)
+    else:
+        log_probs = model.get_normalized_probs(output, log_probs=True)
+        frames = (~output["padding_mask"]).sum(1)
+        attention = 0
+    lengths = batch["target_lengths"]
+    return attention + F.ctc_loss(log_probs, batch["target"], frames, lengths)
