@@ -1,1 +1,1 @@
-"""What fairseq's optimizers are told."""
+"""Optimizers and learning-rate schedules that fairseq lacks, and what its own are told."""
