@@ -1,0 +1,117 @@
+"""Manifests, letters and features of two small sets of real speech: spoken digits (FSDD) and spelled words (AN4).
+
+    OUT/fsdd/train.tsv   takes 5 to 49 of each speaker and digit, 2,700 clips: the official training set
+    OUT/fsdd/test.tsv    takes 0 to 4, 300 clips: the official test set
+    OUT/fsdd/tuning.tsv, valid.tsv   the training set in two, takes 10 to 49 and 5 to 9, to choose options by
+    OUT/an4/train.tsv, test.tsv      60 and 10 utterances of letters, numbers and commands
+
+Each folder also gets dict.txt, the letters of its training transcripts, and features/: 80 log-mel filterbanks of the
+audio at 16 kHz (FSDD is recorded at 8 kHz). A second run does nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from speech_mt.data.feature_cache import extract_features
+from speech_mt.data.features import FeatureConfig
+from speech_mt.data.manifest import write_manifest
+from speech_mt.data.stage import run_stage
+from speech_mt.data.vocabulary import WORD_BOUNDARY, character_counts, write_dictionary
+from speech_mt.errors import InputError, run
+
+Row = Mapping[str, str]
+SAMPLE_RATE = 16000
+TEST_TAKES, VALID_TAKES = range(5), range(5, 10)
+
+
+def take(row: Row) -> int:
+    """Of a clip of FSDD, whose id is digit_speaker_take."""
+    return int(row["id"].rsplit("_", 1)[1])
+
+
+# corpus -> its folder of audio, samples a second, and split -> which rows of its manifest
+CORPORA: dict[str, tuple[str, int, dict[str, Callable[[Row], bool]]]] = {
+    "fsdd": (
+        "recordings",
+        8000,
+        {
+            "train": lambda row: take(row) not in TEST_TAKES,
+            "test": lambda row: take(row) in TEST_TAKES,
+            "tuning": lambda row: take(row) not in (*TEST_TAKES, *VALID_TAKES),
+            "valid": lambda row: take(row) in VALID_TAKES,
+        },
+    ),
+    "an4": (
+        "audio",
+        16000,
+        {"train": lambda row: row["split"] == "train", "test": lambda row: row["split"] == "valid"},
+    ),
+}
+
+
+def write_manifests(corpus: str, source: Path, folder: Path) -> str:
+    """The splits' manifests and the dictionary of the training transcripts.
+
+    Raises:
+        InputError: the corpus is not there.
+    """
+    audio, rate, splits = CORPORA[corpus]
+    table = source / "manifest.tsv"
+    if not table.is_file():
+        raise InputError(f"{table}: no such file; SPEECH_MT_DATA or --data names the folder that holds fsdd and an4")
+    with table.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    counts = []
+    for split, belongs in splits.items():
+        chosen = [row for row in rows if belongs(row)]
+        write_manifest(
+            folder / f"{split}.tsv",
+            [
+                {
+                    "id": row["id"],
+                    "audio": (source / audio / f"{row['id']}.flac").absolute(),
+                    "duration": int(row["n_samples"]) / rate,
+                    "text": row["text"],
+                    "speaker": row.get("speaker") or row["id"].split("-")[1],
+                }
+                for row in chosen
+            ],
+        )
+        counts.append(f"{len(chosen)} {split}")
+        if split == "train":
+            letters = character_counts(row["text"] for row in chosen)
+            letters.setdefault(WORD_BOUNDARY, 0)  # single words have none
+            write_dictionary(folder / "dict.txt", letters)
+    return ", ".join(counts)
+
+
+def cache_features(corpus: str, folder: Path) -> str:
+    """The filterbanks of every split."""
+    config = FeatureConfig(SAMPLE_RATE, resample=CORPORA[corpus][1] != SAMPLE_RATE)
+    for split in CORPORA[corpus][2]:
+        extract_features(folder / f"{split}.tsv", config=config, workers=len(os.sched_getaffinity(0)))
+    return f"{config.num_mel_bins} bins at {SAMPLE_RATE} Hz"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True, type=Path, help="folder to make")
+    parser.add_argument("--data", type=Path, default=os.environ.get("SPEECH_MT_DATA"), help="default: $SPEECH_MT_DATA")
+    parser.add_argument("--corpora", nargs="+", choices=list(CORPORA), default=list(CORPORA))
+    args = parser.parse_args()
+    if args.data is None:
+        raise InputError("set SPEECH_MT_DATA, or give --data: the folder that holds fsdd and an4")
+    for corpus in args.corpora:
+        folder, source = args.out / corpus, args.data / corpus
+        settings = {"source": str(source.absolute())}
+        run_stage(folder, "manifests", settings, lambda c=corpus, s=source, f=folder: write_manifests(c, s, f))
+        run_stage(folder, "features", settings, lambda c=corpus, f=folder: cache_features(c, f))
+
+
+if __name__ == "__main__":
+    run(main)
