@@ -54,7 +54,7 @@ class Corpus:
 CORPORA = {
     "fsdd": Corpus(
         "Free Spoken Digit Dataset: 300 test clips (takes 0 to 4), trained on the other 2,700",
-        6000,
+        8000,
         "--batch-size 16 --lr 2e-3 --warmup-updates 200 --specaugment-start-update 600",
     ),
     "an4": Corpus(
