@@ -37,6 +37,8 @@ setup(
     extras_require={
         # the built-in numbers corpus: number words and a small speech synthesiser, both offline
         "demo": ["num2words>=0.5.13,<0.6", "py-nanotts>=0.1.1,<0.2"],
+        # n-grams in CTC decoding; compiled when installed, with a C++ compiler and cmake; LGPL
+        "ngram": ["kenlm>=0.3,<0.4"],
         # handwritten digits and Spearman's correlation, for examples/oversmoothing
         "oversmoothing": ["scikit-learn>=1.5,<2"],
         "dev": ["scikit-learn>=1.5,<2", "pytest>=8,<10", "hypothesis>=6,<7", "ruff>=0.9,<1"],

@@ -24,9 +24,11 @@ class CharacterTokenizer:
 
     Attributes:
         post_process: the name under which fairseq joins such symbols to words.
+        word_boundary: what stands for the space between words in a symbol.
     """
 
     post_process = "letter"
+    word_boundary = WORD_BOUNDARY
 
     def __init__(self, indices: Mapping[str, int], lowercase: bool = False) -> None:
         """``indices`` maps each dictionary symbol to its id; ``lowercase`` folds the texts first."""
@@ -62,6 +64,7 @@ class SentencePieceTokenizer:
     """Texts as the ids of sentencepiece pieces; attributes and methods as in :class:`CharacterTokenizer`."""
 
     post_process = "sentencepiece"
+    word_boundary = "\u2581"
 
     def __init__(self, model_path: Path, indices: Mapping[str, int], lowercase: bool = False) -> None:
         """``indices`` must hold the pieces of the model; fairseq numbers them otherwise than sentencepiece

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from argparse import Namespace
 from collections import Counter
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,11 @@ from speech_mt.data.specaugment import POLICIES, apply_masks
 from speech_mt.data.speech_dataset import SpeechDataset
 from speech_mt.data.speed import SpeedPerturbation
 from speech_mt.data.transcripts import CharacterTokenizer, SentencePieceTokenizer, Tokenizer
-from speech_mt.decoding.ctc_greedy import CTCGreedyGenerator
+from speech_mt.decoding.ctc_generator import CTCGenerator, Decoder
+from speech_mt.decoding.ctc_greedy import best_path
+from speech_mt.decoding.ctc_prefix_beam import PrefixBeamSearch
+from speech_mt.decoding.ctc_rescoring import CTCRescoringGenerator
+from speech_mt.decoding.word_language_model import WordLanguageModel
 from speech_mt.errors import InputError
 from speech_mt.tasks.speech_config import SpeechManifestConfig
 
@@ -102,9 +107,7 @@ class SpeechManifestTask(FairseqTask):
         if not path.is_file():
             splits = ", ".join(sorted(file.stem for file in path.parent.glob("*.tsv"))) or "none"
             raise InputError(f"{path}: no such manifest; splits found in {path.parent}: {splits}")
-        dataset = self._dataset(
-            read_manifest(path), training=split == self.cfg.train_subset and not evaluating
-        )
+        dataset = self._dataset(read_manifest(path), training=split == self.cfg.train_subset and not evaluating)
         self._check_characters(dataset)
         self.datasets[split] = dataset
 
@@ -134,9 +137,7 @@ class SpeechManifestTask(FairseqTask):
             f"dict.txt lacks ({characters}), first utterance {dataset.manifest.field(rows[0], 'id')!r}"
         )
         if dataset.training:
-            raise InputError(
-                f"{message}; clean the transcripts, set --lowercase, or build the dictionary from them"
-            )
+            raise InputError(f"{message}; clean the transcripts, set --lowercase, or build the dictionary from them")
         logger.warning(f"{message}; the model cannot get these words right")
 
     def filter_indices_by_size(
@@ -154,9 +155,7 @@ class SpeechManifestTask(FairseqTask):
         max_positions = max_positions or self.max_positions()
         for reason, rows in dataset.exclusions(indices, max_positions).items():
             ids = _some([dataset.manifest.field(row, "id") for row in rows])
-            message = (
-                f"{dataset.manifest.path}: {len(rows)} of {len(indices)} utterances have {reason}: {ids}"
-            )
+            message = f"{dataset.manifest.path}: {len(rows)} of {len(indices)} utterances have {reason}: {ids}"
             if not ignore_invalid_inputs:
                 raise InputError(
                     f"{message}; raise the limit (--max-source-positions, --max-target-positions), remove "
@@ -170,9 +169,7 @@ class SpeechManifestTask(FairseqTask):
             raise InputError(f"{dataset.manifest.path}: no utterance is left")
         return indices
 
-    def get_interactive_tokens_and_lengths(
-        self, lines: list[str], encode_fn: object
-    ) -> tuple[list[Path], list[float]]:
+    def get_interactive_tokens_and_lengths(self, lines: list[str], encode_fn: object) -> tuple[list[Path], list[float]]:
         """The paths and seconds of audio files: fairseq-interactive's input lines are paths."""
         paths = [Path(line).absolute() for line in lines]
         return paths, [audio_duration(path) for path in paths]
@@ -204,22 +201,54 @@ class SpeechManifestTask(FairseqTask):
         seq_gen_cls: type | None = None,
         extra_gen_cls_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
-    ) -> nn.Module | CTCGreedyGenerator:
-        """Best-path decoding for CTC models, fairseq's beam search for those with a decoder.
+    ) -> nn.Module | CTCGenerator | CTCRescoringGenerator:
+        """CTC models: best path or prefix beam search. With a decoder: fairseq's beam search, perhaps rescored by CTC.
 
         fairseq ends a hypothesis after ``--max-len-b`` 200 units, too few for the characters of a long
         utterance: if the limit is left at that, characters get 25 more per second.
+
+        Raises:
+            InputError: a decoding option that this kind of model has no use for.
         """
+        self._check_decoding_options(ctc=_is_ctc(models[0]))
+        options = Namespace(**(vars(args) if isinstance(args, Namespace) else args))
         if _is_ctc(models[0]):
             if (extra_gen_cls_kwargs or {}).get("lm_model") is not None:
-                raise InputError("CTC best-path decoding takes no language model; leave out --lm-path")
-            logger.info("no decoder: CTC best-path decoding; the options of beam search have no effect")
-            return CTCGreedyGenerator(self.dictionary.bos(), {self.dictionary.pad(), self.dictionary.eos()})
-        options = Namespace(**(vars(args) if isinstance(args, Namespace) else args))
+                raise InputError("CTC decoding takes no neural language model; leave out --lm-path, or give --ctc-lm")
+            decode = self._ctc_decoder(getattr(options, "nbest", 1))
+            return CTCGenerator(decode, {self.dictionary.pad(), self.dictionary.eos()})
         limits = getattr(options, "max_len_a", 0), getattr(options, "max_len_b", 200)
         if str(self.cfg.vocab_type) == "char" and limits == (0, 200):
             options.max_len_a = _CHARACTERS_PER_FRAME
-        return super().build_generator(models, options, seq_gen_cls, extra_gen_cls_kwargs, **kwargs)
+        generator = super().build_generator(models, options, seq_gen_cls, extra_gen_cls_kwargs, **kwargs)
+        if self.cfg.ctc_rescore_weight == 0:
+            return generator
+        return CTCRescoringGenerator(generator, self.cfg.ctc_rescore_weight, self.dictionary.bos())
+
+    def _check_decoding_options(self, ctc: bool) -> None:
+        cfg = self.cfg
+        if cfg.ctc_beam < 0:
+            raise InputError(f"--ctc-beam {cfg.ctc_beam}: 0 is best-path decoding, a beam has 1 prefix or more")
+        if not ctc and (cfg.ctc_beam or cfg.ctc_lm):
+            raise InputError("--ctc-beam and --ctc-lm are for CTC models; this one has a decoder: --beam, --lm-path")
+        if cfg.ctc_lm and not cfg.ctc_beam:
+            raise InputError("--ctc-lm works in the prefix beam search: add --ctc-beam, such as 16")
+        if ctc and cfg.ctc_rescore_weight:
+            raise InputError("--ctc-rescore-weight is for encoder-decoders; this model is CTC alone")
+
+    def _ctc_decoder(self, nbest: int) -> Decoder:
+        blank = self.dictionary.bos()
+        if not self.cfg.ctc_beam:
+            logger.info("no decoder: CTC best-path decoding; --beam has no effect, --ctc-beam has")
+            return partial(best_path, blank=blank)
+        logger.info(f"no decoder: CTC prefix beam search, {self.cfg.ctc_beam} prefixes, n-gram {self.cfg.ctc_lm}")
+        texts = [symbol.replace(self.tokenizer.word_boundary, " ") for symbol in self.dictionary.symbols]
+        return PrefixBeamSearch(blank, self.cfg.ctc_beam, nbest, self._word_language_model, texts)
+
+    @cached_property
+    def _word_language_model(self) -> WordLanguageModel | None:
+        cfg = self.cfg
+        return WordLanguageModel(cfg.ctc_lm, cfg.ctc_lm_weight, cfg.ctc_word_bonus) if cfg.ctc_lm else None
 
     def build_bpe(self, args: FairseqDataclass | None) -> object:
         """Words of units, so that fairseq's ``D-`` and ``T-`` lines hold words by default."""

@@ -18,9 +18,7 @@ class SpeechManifestConfig(FairseqDataclass):
 
     data: str = field(
         default=MISSING,
-        metadata={
-            "help": "folder with train.tsv, valid.tsv, ..., dict.txt and, for sentencepiece, spm.model"
-        },
+        metadata={"help": "folder with train.tsv, valid.tsv, ..., dict.txt and, for sentencepiece, spm.model"},
     )
     vocab_type: ChoiceEnum(["char", "sentencepiece"]) = field(
         default="char",
@@ -53,9 +51,7 @@ class SpeechManifestConfig(FairseqDataclass):
         metadata={"help": "in training, play each utterance at one of these speeds, such as 0.9,1.0,1.1"},
     )
     max_source_positions: int = field(default=6000, metadata={"help": "most frames of an utterance"})
-    max_target_positions: int = field(
-        default=1024, metadata={"help": "most target units, the end of sentence counted"}
-    )
+    max_target_positions: int = field(default=1024, metadata={"help": "most target units, the end of sentence counted"})
     ctc_subsampling: int = field(
         default=0,
         metadata={
@@ -65,8 +61,24 @@ class SpeechManifestConfig(FairseqDataclass):
     )
     eval_wer: bool = field(
         default=False,
+        metadata={"help": "encoder-decoders: decode greedily in validation and report wer (CTC models always do)"},
+    )
+    ctc_beam: int = field(
+        default=0, metadata={"help": "CTC models: prefix beam search with so many prefixes. 0: best path"}
+    )
+    ctc_lm: Optional[str] = field(  # noqa: UP045 (what fairseq can read)
+        default=None,
+        metadata={"help": "word n-gram for the prefix beam search: an ARPA file, or KenLM's binary form of it"},
+    )
+    ctc_lm_weight: float = field(default=0.5, metadata={"help": "of the n-gram's log-probability"})
+    ctc_word_bonus: float = field(
+        default=0.0, metadata={"help": "added for each word, in nats: the n-gram prefers fewer"}
+    )
+    ctc_rescore_weight: float = field(
+        default=0.0,
         metadata={
-            "help": "encoder-decoders: decode greedily in validation and report wer (CTC models always do)"
+            "help": "encoder-decoders with a CTC head: choose among the hypotheses of the beam by "
+            "(1 - weight) attention + weight CTC. 0: attention alone"
         },
     )
     seed: int = II("common.seed")

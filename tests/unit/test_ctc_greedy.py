@@ -1,12 +1,11 @@
-"""Best-path decoding, checked by hand, and in the form that fairseq expects of a generator."""
+"""Best-path decoding, checked by hand."""
 
 import math
 
 import pytest
 import torch
 
-from speech_mt.decoding.ctc_greedy import CTCGreedyGenerator, best_path
-from speech_mt.errors import InputError
+from speech_mt.decoding.ctc_greedy import best_path
 
 BLANK = 0
 
@@ -30,66 +29,16 @@ def log_probs(symbols, probability=0.7, vocabulary=4):
     ],
 )
 def test_repeats_collapse_and_blanks_drop(frames, tokens):
-    (hypothesis,) = best_path(log_probs(frames), [len(frames)], BLANK)
+    ((hypothesis,),) = best_path(log_probs(frames), [len(frames)], BLANK)
     assert hypothesis["tokens"].tolist() == tokens
     assert len(hypothesis["positional_scores"]) == len(tokens)
 
 
 def test_scores_and_alignment_by_hand():
     probabilities = torch.tensor([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0], [0.4, 0.6, 0.0], [0.1, 0.1, 0.8]])
-    (hypothesis,) = best_path(probabilities.log()[None], [4], BLANK)
+    ((hypothesis,),) = best_path(probabilities.log()[None], [4], BLANK)
     assert hypothesis["tokens"].tolist() == [1, 2]
     expected = [(math.log(0.8) + math.log(0.6)) / 2, math.log(0.8)]
     assert hypothesis["positional_scores"].tolist() == pytest.approx(expected)
     assert hypothesis["score"] == pytest.approx(sum(map(math.log, (0.9, 0.8, 0.6, 0.8))) / 4)
     assert hypothesis["alignment"] == [(1, 0), (3, 1)]
-
-
-class Model(torch.nn.Module):
-    """Takes ``src_tokens`` (batch, frames, symbols) for logits."""
-
-    def __init__(self, key, mask, bias=None):
-        super().__init__()
-        self.key, self.mask, self.bias = key, mask, bias
-
-    def forward(self, src_tokens, src_lengths):
-        logits = src_tokens if self.bias is None else self.bias
-        mask = torch.arange(src_tokens.size(1)) >= src_lengths[:, None] if self.mask else None
-        return {"encoder_out": logits.transpose(0, 1), self.key: mask}
-
-    def get_normalized_probs(self, net_output, log_probs):
-        assert log_probs
-        return net_output["encoder_out"].log_softmax(dim=-1)
-
-
-def sample(lengths):
-    logits = torch.cat([log_probs([1, 0, 2, 2]), log_probs([3, 3, 1, 2])])
-    net_input = {"src_tokens": logits, "src_lengths": torch.tensor(lengths), "prev_output_tokens": None}
-    return {"net_input": net_input}
-
-
-def tokens(hypotheses):
-    assert all(len(one) == 1 for one in hypotheses)
-    return [one[0]["tokens"].tolist() for one in hypotheses]
-
-
-@pytest.mark.parametrize("key", ["padding_mask", "encoder_padding_mask"])
-def test_padding_is_not_decoded(key):
-    generator = CTCGreedyGenerator(BLANK, {1, 2})
-    assert tokens(generator.generate([Model(key, mask=True)], sample([4, 2]))) == [[1, 2], [3]]
-    assert tokens(generator.generate([Model(key, mask=False)], sample([4, 4]))) == [[1, 2], [3, 1, 2]]
-
-
-def test_an_ensemble_averages_probabilities():
-    # 0.7 and 0.1 for the first model's symbol, 0.1 and 0.9 for the second's: 0.4 against 0.5 on average
-    second = log_probs([3, 3, 3, 3], probability=0.9).expand(2, -1, -1)
-    models = [Model("padding_mask", True), Model("padding_mask", True, bias=second)]
-    (first,), _ = CTCGreedyGenerator(BLANK, set()).generate(models, sample([4, 4]))
-    assert first["tokens"].tolist() == [3]
-    assert first["score"] == pytest.approx(math.log((0.1 + 0.9) / 2))
-
-
-@pytest.mark.parametrize("option", ["prefix_tokens", "constraints"])
-def test_options_of_beam_search_are_refused(option):
-    with pytest.raises(InputError, match="CTC best-path decoding knows no"):
-        CTCGreedyGenerator(BLANK, set()).generate([], sample([4, 4]), **{option: torch.ones(1)})

@@ -22,7 +22,9 @@ from speech_mt.data.vocabulary import (
     train_sentencepiece,
     write_dictionary,
 )
-from speech_mt.decoding.ctc_greedy import CTCGreedyGenerator
+from speech_mt.decoding.ctc_generator import CTCGenerator
+from speech_mt.decoding.ctc_prefix_beam import PrefixBeamSearch
+from speech_mt.decoding.ctc_rescoring import CTCRescoringGenerator
 from speech_mt.errors import InputError
 from speech_mt.tasks.speech import SpeechManifestTask
 from speech_mt.tasks.speech_config import SpeechManifestConfig
@@ -307,13 +309,35 @@ def test_ctc_models_are_decoded_greedily(folder):
     speech = task(folder)
     extra = {"lm_model": None, "lm_weight": 0.0}  # as fairseq-generate passes them
     generator = speech.build_generator([CTCModel([4], 9)], Namespace(beam=5), extra_gen_cls_kwargs=extra)
-    assert isinstance(generator, CTCGreedyGenerator)
-    assert generator.blank == 0
+    assert isinstance(generator, CTCGenerator)
+    assert generator.decode.keywords == {"blank": 0}
     assert generator.symbols_to_strip_from_output == {1, 2}
-    with pytest.raises(InputError, match="takes no language model"):
+    with pytest.raises(InputError, match="takes no neural language model"):
         speech.build_generator(
             [CTCModel([4], 9)], Namespace(), extra_gen_cls_kwargs={"lm_model": Criterion()}
         )
+
+
+def test_ctc_models_are_decoded_by_prefix_beam_search_if_asked(folder):
+    ids = [4, 5, 5]
+    generator = task(folder, ctc_beam=7).build_generator([CTCModel(ids, 9)], Namespace(nbest=2))
+    assert isinstance(generator.decode, PrefixBeamSearch)
+    assert (generator.decode.beam, generator.decode.nbest, generator.decode.blank) == (7, 2, 0)
+    ((best, _),) = generator.generate([CTCModel(ids, 9)], {"net_input": {"src_tokens": [0], "src_lengths": [0]}})
+    assert best["tokens"].tolist() == ids
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ctc_lm": "words.arpa"}, "add --ctc-beam"),
+        ({"ctc_beam": -1}, "--ctc-beam -1: 0 is best-path"),
+        ({"ctc_rescore_weight": 0.3}, "for encoder-decoders; this model is CTC alone"),
+    ],
+)
+def test_decoding_options_without_effect_are_refused(folder, options, message):
+    with pytest.raises(InputError, match=message):
+        task(folder, **options).build_generator([CTCModel([4], 9)], Namespace())
 
 
 class TestModelsWithDecoder:
@@ -352,6 +376,15 @@ class TestModelsWithDecoder:
         assert isinstance(generator, SequenceGenerator)
         assert (generator.max_len_a, generator.max_len_b) == limits
         assert generator.beam_size == 2
+
+    def test_ctc_rescores_the_beam_if_asked(self, folder, model):
+        generator = task(folder, ctc_rescore_weight=0.3).build_generator([model], OmegaConf.create({"beam": 2}))
+        assert isinstance(generator, CTCRescoringGenerator)
+        assert (generator.weight, generator.blank) == (0.3, 0)
+        with pytest.raises(InputError, match="this one has a decoder"):
+            task(folder, ctc_beam=4).build_generator([model], Namespace())
+        with pytest.raises(InputError, match=r"--ctc-rescore-weight 1\.3: give a weight from 0"):
+            task(folder, ctc_rescore_weight=1.3).build_generator([model], Namespace())
 
 
 def test_the_manifest_rows_are_the_sample_ids(folder):
