@@ -7,7 +7,7 @@ the utterances' rates. An utterance with an empty reference thus adds its insert
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import jiwer
@@ -66,9 +66,7 @@ class WerReport:
     def __str__(self) -> str:
         lines = [f"{name:<14} {text}" for name, text in self.provenance.items()]
         lines += [f"{'normalisation':<14} {self.normalization}", f"{'utterances':<14} {self.utterances}", ""]
-        lines.append(
-            f"{'':<3} {'rate':>8} {'errors':>8} {'subst.':>8} {'deleted':>8} {'inserted':>8}   reference"
-        )
+        lines.append(f"{'':<3} {'rate':>8} {'errors':>8} {'subst.':>8} {'deleted':>8} {'inserted':>8}   reference")
         for name, unit, edits in ("WER", "words", self.words), ("CER", "characters", self.characters):
             lines.append(
                 f"{name} {edits.rate:7.2f}% {edits.errors:8} {edits.substitutions:8} {edits.deletions:8} "
@@ -110,6 +108,23 @@ def score_wer(text: ParallelText, normalization: Normalization | None = None, wo
     )
 
 
+def results_table(reports: Mapping[str, WerReport]) -> str:
+    """Reports by name, a row each: utterances, reference words, WER, its substitutions, deletions, insertions, CER."""
+    width = max(len("set"), *map(len, reports))
+    columns = "".join(f" {name:>8}" for name in ("words", "WER", "subst.", "deleted", "inserted", "CER"))
+    lines = [f"{'set':<{width}} {'utterances':>10}{columns}"]
+    for name, report in reports.items():
+        words = report.words
+        lines.append(
+            f"{name:<{width}} {report.utterances:10} {words.reference:8} {words.rate:7.2f}% {words.substitutions:8} "
+            f"{words.deletions:8} {words.insertions:8} {report.characters.rate:7.2f}%"
+        )
+    lines += ["", *(f"normalisation  {used}" for used in dict.fromkeys(r.normalization for r in reports.values()))]
+    return "\n".join(
+        lines + [f"warning: {name}: {text}" for name, report in reports.items() for text in report.warnings]
+    )
+
+
 def _edits(output: jiwer.WordOutput | jiwer.CharacterOutput) -> Edits:
     reference = output.hits + output.substitutions + output.deletions
     return Edits(output.substitutions, output.deletions, output.insertions, reference)
@@ -119,9 +134,7 @@ def _total(edits: list[Edits]) -> Edits:
     return Edits(*(sum(column) for column in zip(*map(dataclasses.astuple, edits), strict=True)))
 
 
-def _worst(
-    words: list[Edits], pairs: list[tuple[str, str]], ids: list[str], count: int
-) -> Iterator[UtteranceErrors]:
+def _worst(words: list[Edits], pairs: list[tuple[str, str]], ids: list[str], count: int) -> Iterator[UtteranceErrors]:
     """The ``count`` utterances with most errors: what the corpus rate is made of. Ties in corpus order."""
     for i in sorted(range(len(words)), key=lambda i: -words[i].errors)[:count]:
         if words[i].errors:

@@ -119,6 +119,36 @@ def test_script_scores_generate_output_against_transcripts_by_row(tmp_path):
     assert "1-2-0001: 1 errors in 2 words" in table
 
 
+def test_script_scores_sets_into_one_table(tmp_path):
+    (tmp_path / "dev.txt").write_text("T-0\ta b c d\nD-0\t-0.1\ta x c\n")
+    (tmp_path / "test.tsv").write_text("id\ttext\nu2\tfive six\nu1\ttwo\n")
+    (tmp_path / "references.tsv").write_text("id\ttext\nu1\ttwo\nu2\tfive\n")
+    sets = ["--set", f"dev={tmp_path}/dev.txt", "--set", f"test={tmp_path}/test.tsv:{tmp_path}/references.tsv"]
+    header, dev, test = [line.split() for line in run_script(*sets).stdout.splitlines()[:3]]
+    assert header == ["set", "utterances", "words", "WER", "subst.", "deleted", "inserted", "CER"]
+    # "a b c d" against "a x c": one substitution, one deletion; 3 of 7 characters
+    assert dev == ["dev", "1", "4", "50.00%", "1", "1", "0", "42.86%"]
+    assert test == ["test", "2", "2", "50.00%", "0", "0", "1", f"{100 * 4 / 7:.2f}%"]
+    both = json.loads(run_script(*sets, "--json").stdout)
+    assert {name: report["wer"] for name, report in both.items()} == {"dev": 50, "test": 50}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--set", "dev"], "error: --set dev: write NAME=HYP or NAME=HYP:REF\n"),
+        (["--set", "dev=a", "--set", "dev=b"], "error: --set dev=b: there is a set dev already"),
+        (["--set", "dev=a", "--worst", "3"], "write NAME=HYP:REF"),
+        (["a", "--set", "dev=b"], "give one file HYP, or sets"),
+        ([], "give one file HYP, or sets"),
+    ],
+)
+def test_script_explains_sets(options, message):
+    result = run_script(*options)
+    assert result.returncode != 0
+    assert message in result.stderr
+
+
 def test_script_refuses_in_one_line(tmp_path):
     hypotheses, references = tmp_path / "hyp.txt", tmp_path / "ref.txt"
     hypotheses.write_text("a\nb\n")
