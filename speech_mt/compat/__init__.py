@@ -25,6 +25,7 @@ from speech_mt.compat import (
     precision,
     prefetch,
     processes,
+    raw_text,
 )
 from speech_mt.compat.environment import check_environment
 
@@ -123,6 +124,20 @@ FIXES: tuple[Fix, ...] = (
         NEVER,
         empty_hypotheses.empty_hypothesis_crashes,
         empty_hypotheses.score_empty_hypotheses,
+    ),
+    Fix(
+        "raw text is split by --bpe sentencepiece as prepare_text.py does, and bytes come out as characters",
+        "an uncovered </s> in the text ends the sentence there, and byte pieces are printed as <0xE2> <0x82> <0xAC>",
+        NEVER,
+        raw_text.bytes_are_printed,
+        raw_text.spell_bytes,
+    ),
+    Fix(
+        "fairseq-interactive gives a translation for each line of its input, and names a line that it cannot read",
+        "a carriage return within a line makes two of it; bytes that are not UTF-8 end in a traceback",
+        NEVER,
+        raw_text.lines_are_split_at_carriage_returns,
+        raw_text.read_lines_of_a_parallel_text,
     ),
     Fix(
         "a training that ends within an epoch exits cleanly",

@@ -54,6 +54,13 @@ def audio_duration(path: str | Path) -> float:
         return file.frames / file.samplerate
 
 
+def conversions(path: str | Path, sample_rate: int) -> list[str]:
+    """What :func:`read_audio` does to a file to get mono samples at ``sample_rate``, in words; often nothing."""
+    with _open(path) as file:
+        made = [f"{file.channels} channels averaged"] if file.channels > 1 else []
+        return made + ([f"resampled from {file.samplerate} Hz"] if file.samplerate != sample_rate else [])
+
+
 def _open(path: str | Path) -> soundfile.SoundFile:
     if not Path(path).is_file():
         raise InputError(f"{path}: no such audio file")

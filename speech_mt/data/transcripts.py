@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speech_mt.data.vocabulary import UNKNOWN, WORD_BOUNDARY, load_sentencepiece
+from speech_mt.data.vocabulary import PIECE_BOUNDARY, UNKNOWN, WORD_BOUNDARY, load_sentencepiece
 from speech_mt.errors import InputError
 
 _TEXTS_AT_ONCE = 10_000
@@ -64,7 +64,7 @@ class SentencePieceTokenizer:
     """Texts as the ids of sentencepiece pieces; attributes and methods as in :class:`CharacterTokenizer`."""
 
     post_process = "sentencepiece"
-    word_boundary = "\u2581"
+    word_boundary = PIECE_BOUNDARY
 
     def __init__(self, model_path: Path, indices: Mapping[str, int], lowercase: bool = False) -> None:
         """``indices`` must hold the pieces of the model; fairseq numbers them otherwise than sentencepiece

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 
 import sentencepiece
@@ -15,6 +16,7 @@ from speech_mt.errors import InputError
 
 WORD_BOUNDARY = "|"
 UNKNOWN = "<unk>"
+PIECE_BOUNDARY = "\u2581"  # begins a sentencepiece piece that begins a word
 FAIRSEQ_SYMBOLS = ("<s>", "<pad>", "</s>", UNKNOWN)  # fairseq adds these itself
 
 
@@ -151,3 +153,15 @@ def encode(
     while batch := list(islice(remaining, 10_000)):
         for encoded in model.encode(batch, out_type=str, num_threads=workers):
             yield [piece if piece in known else UNKNOWN for piece in encoded]
+
+
+def detokenize(pieces: Iterable[str]) -> str:
+    """The text that pieces spell: the opposite of :func:`encode`. A run of byte pieces spells characters in UTF-8."""
+    text = ""
+    for are_bytes, group in groupby(pieces, key=lambda piece: _BYTE.fullmatch(piece) is not None):
+        run = "".join(group)
+        text += bytes.fromhex(_BYTE.sub(r"\1", run)).decode(errors="replace") if are_bytes else run
+    return text.replace(PIECE_BOUNDARY, " ").strip()
+
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")

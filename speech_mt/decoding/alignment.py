@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from speech_mt.data.vocabulary import detokenize
 from speech_mt.errors import InputError
 
 
@@ -37,7 +38,8 @@ def forced_alignment(log_probs: Tensor, tokens: Tensor, blank: int) -> list[Span
     needed = len(tokens) + int((tokens[1:] == tokens[:-1]).sum())
     if len(log_probs) < needed:
         raise InputError(f"{len(log_probs)} frames are too few for {len(tokens)} symbols: CTC needs {needed}")
-    path, scores = forced_align(log_probs[None].float().cpu(), tokens[None].to("cpu", torch.int64), blank=blank)
+    frames = log_probs[None].float().cpu().contiguous()
+    path, scores = forced_align(frames, tokens[None].to("cpu", torch.int64), blank=blank)
     return [Span(span.start, span.end, span.score) for span in merge_tokens(path[0], scores[0], blank=blank)]
 
 
@@ -57,14 +59,15 @@ def word_spans(spans: list[Span], symbols: list[str], boundary: str) -> list[Wor
         spans: of the symbols.
         symbols: as many; ``boundary`` in them stands for the space between words: ``|`` or ``▁``.
     """
-    words: list[Word] = []
-    open_word = False
+    words: list[tuple[list[str], int, int]] = []
+    inside = False
     for span, symbol in zip(spans, symbols, strict=True):
         for i, part in enumerate(symbol.split(boundary)):
-            open_word = open_word and i == 0
-            if part and open_word:
-                words[-1] = Word(words[-1].text + part, words[-1].start, span.end)
+            inside = inside and i == 0
+            if part and inside:
+                parts, start, _ = words[-1]
+                words[-1] = ([*parts, part], start, span.end)
             elif part:
-                words.append(Word(part, span.start, span.end))
-                open_word = True
-    return words
+                words.append(([part], span.start, span.end))
+                inside = True
+    return [Word(detokenize(parts), start, end) for parts, start, end in words]

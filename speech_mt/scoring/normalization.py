@@ -6,6 +6,8 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
+from speech_mt.data.vocabulary import detokenize
+
 POST_PROCESS = ("sentencepiece", "subword_nmt", "letter")
 """Schemes of subword marks, by fairseq's names: ``▁the ▁ca t``, ``the ca@@ t`` and ``t h e | c a t``."""
 
@@ -31,8 +33,9 @@ def remove_marks(text: str, scheme: str) -> str:
     """One sentence with the marks of ``scheme`` (one of :data:`POST_PROCESS`) removed, its words joined."""
     if scheme == "subword_nmt":
         return _CONTINUATION.sub("", text)
-    boundary = {"sentencepiece": "▁", "letter": "|"}[scheme]
-    return text.replace(" ", "").replace(boundary, " ").strip()
+    if scheme == "sentencepiece":
+        return detokenize(text.split(" "))
+    return text.replace(" ", "").replace("|", " ").strip()
 
 
 _CONTINUATION = re.compile(r"@@(?: |$)")

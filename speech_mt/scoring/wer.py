@@ -66,7 +66,9 @@ class WerReport:
     def __str__(self) -> str:
         lines = [f"{name:<14} {text}" for name, text in self.provenance.items()]
         lines += [f"{'normalisation':<14} {self.normalization}", f"{'utterances':<14} {self.utterances}", ""]
-        lines.append(f"{'':<3} {'rate':>8} {'errors':>8} {'subst.':>8} {'deleted':>8} {'inserted':>8}   reference")
+        lines.append(
+            f"{'':<3} {'rate':>8} {'errors':>8} {'subst.':>8} {'deleted':>8} {'inserted':>8}   reference"
+        )
         for name, unit, edits in ("WER", "words", self.words), ("CER", "characters", self.characters):
             lines.append(
                 f"{name} {edits.rate:7.2f}% {edits.errors:8} {edits.substitutions:8} {edits.deletions:8} "
@@ -134,7 +136,9 @@ def _total(edits: list[Edits]) -> Edits:
     return Edits(*(sum(column) for column in zip(*map(dataclasses.astuple, edits), strict=True)))
 
 
-def _worst(words: list[Edits], pairs: list[tuple[str, str]], ids: list[str], count: int) -> Iterator[UtteranceErrors]:
+def _worst(
+    words: list[Edits], pairs: list[tuple[str, str]], ids: list[str], count: int
+) -> Iterator[UtteranceErrors]:
     """The ``count`` utterances with most errors: what the corpus rate is made of. Ties in corpus order."""
     for i in sorted(range(len(words)), key=lambda i: -words[i].errors)[:count]:
         if words[i].errors:

@@ -107,7 +107,9 @@ class SpeechManifestTask(FairseqTask):
         if not path.is_file():
             splits = ", ".join(sorted(file.stem for file in path.parent.glob("*.tsv"))) or "none"
             raise InputError(f"{path}: no such manifest; splits found in {path.parent}: {splits}")
-        dataset = self._dataset(read_manifest(path), training=split == self.cfg.train_subset and not evaluating)
+        dataset = self._dataset(
+            read_manifest(path), training=split == self.cfg.train_subset and not evaluating
+        )
         self._check_characters(dataset)
         self.datasets[split] = dataset
 
@@ -137,7 +139,9 @@ class SpeechManifestTask(FairseqTask):
             f"dict.txt lacks ({characters}), first utterance {dataset.manifest.field(rows[0], 'id')!r}"
         )
         if dataset.training:
-            raise InputError(f"{message}; clean the transcripts, set --lowercase, or build the dictionary from them")
+            raise InputError(
+                f"{message}; clean the transcripts, set --lowercase, or build the dictionary from them"
+            )
         logger.warning(f"{message}; the model cannot get these words right")
 
     def filter_indices_by_size(
@@ -155,7 +159,9 @@ class SpeechManifestTask(FairseqTask):
         max_positions = max_positions or self.max_positions()
         for reason, rows in dataset.exclusions(indices, max_positions).items():
             ids = _some([dataset.manifest.field(row, "id") for row in rows])
-            message = f"{dataset.manifest.path}: {len(rows)} of {len(indices)} utterances have {reason}: {ids}"
+            message = (
+                f"{dataset.manifest.path}: {len(rows)} of {len(indices)} utterances have {reason}: {ids}"
+            )
             if not ignore_invalid_inputs:
                 raise InputError(
                     f"{message}; raise the limit (--max-source-positions, --max-target-positions), remove "
@@ -169,7 +175,9 @@ class SpeechManifestTask(FairseqTask):
             raise InputError(f"{dataset.manifest.path}: no utterance is left")
         return indices
 
-    def get_interactive_tokens_and_lengths(self, lines: list[str], encode_fn: object) -> tuple[list[Path], list[float]]:
+    def get_interactive_tokens_and_lengths(
+        self, lines: list[str], encode_fn: object
+    ) -> tuple[list[Path], list[float]]:
         """The paths and seconds of audio files: fairseq-interactive's input lines are paths."""
         paths = [Path(line).absolute() for line in lines]
         return paths, [audio_duration(path) for path in paths]

@@ -18,7 +18,9 @@ class SpeechManifestConfig(FairseqDataclass):
 
     data: str = field(
         default=MISSING,
-        metadata={"help": "folder with train.tsv, valid.tsv, ..., dict.txt and, for sentencepiece, spm.model"},
+        metadata={
+            "help": "folder with train.tsv, valid.tsv, ..., dict.txt and, for sentencepiece, spm.model"
+        },
     )
     vocab_type: ChoiceEnum(["char", "sentencepiece"]) = field(
         default="char",
@@ -51,7 +53,9 @@ class SpeechManifestConfig(FairseqDataclass):
         metadata={"help": "in training, play each utterance at one of these speeds, such as 0.9,1.0,1.1"},
     )
     max_source_positions: int = field(default=6000, metadata={"help": "most frames of an utterance"})
-    max_target_positions: int = field(default=1024, metadata={"help": "most target units, the end of sentence counted"})
+    max_target_positions: int = field(
+        default=1024, metadata={"help": "most target units, the end of sentence counted"}
+    )
     ctc_subsampling: int = field(
         default=0,
         metadata={
@@ -61,7 +65,9 @@ class SpeechManifestConfig(FairseqDataclass):
     )
     eval_wer: bool = field(
         default=False,
-        metadata={"help": "encoder-decoders: decode greedily in validation and report wer (CTC models always do)"},
+        metadata={
+            "help": "encoder-decoders: decode greedily in validation and report wer (CTC models always do)"
+        },
     )
     ctc_beam: int = field(
         default=0, metadata={"help": "CTC models: prefix beam search with so many prefixes. 0: best path"}

@@ -9,7 +9,9 @@ import pytest
 import soundfile
 import torch
 
+import speech_mt
 from speech_mt.data.manifest import write_manifest
+from speech_mt.errors import InputError
 
 from .conftest import BIN, PLUGIN, REPOSITORY, Result, hypotheses, losses, running, weights, write_corpus
 
@@ -178,6 +180,41 @@ def test_speech_models_train_and_decode_every_utterance(result, model):
     assert list(losses(result(model))) == ["1", "2"]
     lines = hypotheses(result(f"{model} generate"))
     assert {line.split("\t")[0] for line in lines if line.startswith("H-")} == {f"H-{i}" for i in range(5)}
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "command", "options"),
+    [
+        ("straight/checkpoint_last.pt", "generate", {"beam": 2, "max_len_b": 10}),
+        ("folded.pt", "stock generate", {"beam": 2, "max_len_b": 10}),
+        ("ctc/checkpoint_last.pt", "ctc generate", {}),
+        ("s2t/checkpoint_last.pt", "s2t generate", {"beam": 2, "max_len_b": 8}),
+    ],
+)
+def test_a_loaded_model_says_what_generate_prints(result, folder, monkeypatch, checkpoint, command, options):
+    """In the order of its inputs, whatever the batches; an empty text stays empty."""
+    printed = [line.split("\t") for line in hypotheses(result(command)) if line.startswith("D-")]
+    expected = [text for _, _, text in sorted(printed, key=lambda fields: int(fields[0].removeprefix("D-")))]
+    monkeypatch.chdir(folder)
+    model = speech_mt.load(checkpoint, "cpu")
+    if hasattr(model, "translate"):
+        texts = (folder / "test.de").read_text().splitlines()
+        assert model.translate(texts, batch_size=7, **options) == expected
+        found = model.translate(["", *texts[:2], " \t", texts[2]], batch_size=2, **options)
+        assert found == ["", *expected[:2], "", expected[2]]
+    else:
+        files = [folder / "speech" / "audio" / f"test{i}.flac" for i in range(5)]
+        assert model.transcribe(files, batch_size=2, **options) == expected
+
+
+def test_a_translation_model_names_texts_that_are_too_long(result, folder, monkeypatch):
+    assert result("straight").returncode == 0
+    monkeypatch.chdir(folder)
+    model = speech_mt.load("straight/checkpoint_last.pt", "cpu")
+    long = "w1 " * 10_000
+    with pytest.raises(InputError, match=r"2 of the texts have more than 1,024 tokens.* 1 \(10,001 tokens\), 3 \("):
+        model.translate(["w1", long, "w2", long])
+    assert isinstance(model.translate(["w1 unknown 漢字"], beam=1, max_len_b=5)[0], str)
 
 
 def test_ctc_validation_reports_the_word_error_rate(result):

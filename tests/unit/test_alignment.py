@@ -23,6 +23,12 @@ def test_a_transcript_that_was_not_heard_is_aligned_all_the_same():
     assert 0 <= span.start < span.end <= 2
 
 
+def test_frames_of_a_batch_align():
+    """A slice of a batch in time-first order, as models give it, is not contiguous."""
+    batch = torch.stack([frames([0, 2]), frames([3, 0])]).transpose(0, 1).contiguous().transpose(0, 1)
+    assert [(span.start, span.end) for span in forced_alignment(batch[1], torch.tensor([3]), blank=0)] == [(0, 1)]
+
+
 def test_no_symbols_no_spans():
     assert forced_alignment(frames([0, 0]), torch.tensor([], dtype=torch.int64), blank=0) == []
 
