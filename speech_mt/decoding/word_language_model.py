@@ -42,7 +42,7 @@ class WordLanguageModel:
         except OSError as error:
             if not Path(path).is_file():
                 raise InputError(f"{path}: no such n-gram file") from None
-            reason = str(error).partition("because ")[2] or str(error)
+            reason = str(error).partition("Exception. ")[2].removesuffix(")") or error
             raise InputError(f"{path}: not an n-gram in ARPA or KenLM's format ({reason})") from None
         self._new_state = kenlm.State
         self.weight = weight

@@ -74,5 +74,5 @@ class TestWithKenLM:
         with pytest.raises(InputError, match=r"none\.arpa: no such n-gram"):
             WordLanguageModel(tmp_path / "none.arpa", 1.0)
         (tmp_path / "bad.arpa").write_text("two ten\n")
-        with pytest.raises(InputError, match=r"bad\.arpa: not an n-gram in ARPA or KenLM's format"):
+        with pytest.raises(InputError, match=r"bad\.arpa: not an n-gram .* format \(first non-empty line"):
             WordLanguageModel(tmp_path / "bad.arpa", 1.0)
