@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import re
 from argparse import Namespace
+from dataclasses import fields
 from pathlib import Path
 
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
+from omegaconf import DictConfig
 from torch import nn
 
 from speech_mt.checkpoint import MismatchError, explain_mismatch, load_checkpoint
@@ -166,7 +169,13 @@ class SpectralModel:
         super().make_generation_fast_(**kwargs)
 
 
-def set_defaults(args: Namespace, **values: object) -> None:
-    """In a named architecture: what the command line did not set."""
+def set_defaults(args: Namespace | DictConfig, **values: object) -> None:
+    """In a named architecture: what the command line did not set, or a checkpoint does not know yet.
+
+    fairseq gives a checkpoint the defaults of younger options if it names the model, not if it names an architecture.
+    """
+    if isinstance(args, DictConfig):
+        options = MODEL_DATACLASS_REGISTRY[ARCH_MODEL_NAME_REGISTRY[args._name]]
+        values = {option.name: option.default for option in fields(options)} | values
     for name, value in values.items():
         setattr(args, name, getattr(args, name, value))

@@ -365,3 +365,18 @@ def joint_loss(model, batch):
         attention = 0
     lengths = batch["target_lengths"]
     return attention + F.ctc_loss(log_probs, batch["target"], frames, lengths)
+
+
+def test_a_checkpoint_of_an_architecture_gets_the_defaults_of_options_younger_than_it(task):
+    from fairseq.models import build_model
+    from omegaconf import OmegaConf
+
+    import speech_mt.models.text_to_text  # noqa: F401 (registers the architecture)
+
+    set_then = {"encoder_layers": 3, "qk_norm": True, "max_source_positions": 99, "max_target_positions": 99}
+    old = OmegaConf.create({"_name": "spectral_transformer_tiny", **set_then})
+    model = build_model(old, task, from_checkpoint=True)
+    assert len(model.encoder.layers) == 3
+    assert len(model.decoder.layers) == 2
+    assert model.encoder.layers[0].self_attn.q_norm is not None
+    assert old.token_mixing == ""
