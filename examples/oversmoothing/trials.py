@@ -51,9 +51,10 @@ TASKS = {
         "spoken digits (FSDD), a CTC encoder of L layers of width 96",
         "WER",
         False,
-        600,
+        1500,
         "--task speech_manifest --arch spectral_ctc_transformer --encoder-layers {layers} --encoder-embed-dim 96 "
-        "--encoder-ffn-embed-dim 384 --encoder-attention-heads 4 --conv-kernel-sizes 7 --conv-strides 2 --dropout 0.1 "
+        "--encoder-ffn-embed-dim 384 --encoder-attention-heads 4 --conv-kernel-sizes 5,5 --conv-strides 3,1 "
+        "--conv-channels 192 --no-scale-embedding --dropout 0.1 "
         "--criterion ctc_with_entropy --zero-infinity --lr 1e-3 --lr-scheduler inverse_sqrt --warmup-updates 100 "
         "--batch-size 32",
         {

@@ -32,13 +32,11 @@ class SpectralProjection(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight.to(x.dtype), self.bias)
 
-    def plain(self) -> nn.Linear:
+    def plain(self, dtype: torch.dtype) -> nn.Linear:
         """The Linear that computes the same."""
         linear = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
-        weight = self.weight.detach()
-        if self.bias is not None:
-            weight = weight.to(self.bias.dtype)
-        linear.weight, linear.bias = nn.Parameter(weight.clone(memory_format=torch.contiguous_format)), self.bias
+        weight = self.weight.detach().to(dtype, copy=True).contiguous()
+        linear.weight, linear.bias = nn.Parameter(weight), self.bias
         return linear
 
 
@@ -102,8 +100,10 @@ def fold_value_spectrum(module: nn.Module) -> list[str]:
     for name, attention in module.named_modules():
         state = getattr(attention, "value_spectrum", None)
         if isinstance(state, ValueSpectrum):
+            others = (p.dtype for key, p in attention.named_parameters() if not key.startswith(_STATE))
+            dtype = next(others, state.psi.dtype)
             for projection in ("v_proj", "out_proj"):
-                setattr(attention, projection, getattr(attention, projection).plain())
+                setattr(attention, projection, getattr(attention, projection).plain(dtype))
                 folded.append(f"{name}.{projection}.weight".lstrip("."))
             state.remove_hooks()
             del attention.value_spectrum
@@ -122,7 +122,10 @@ def fold_value_spectrum_state(state_dict: dict[str, Tensor]) -> dict[str, Tensor
             spectrum = ValueSpectrum(len(psi), int(state["sign"]), basis, like=psi)
             spectrum.load_state_dict({**state, "psi": psi})
             attention = prefix.removesuffix(_STATE)
-            dtype = state_dict[f"{attention}q_proj.weight"].dtype if f"{attention}q_proj.weight" in state_dict else None
+            others = (
+                w.dtype for key, w in state_dict.items() if re.fullmatch(rf"{attention}\w+_proj\.(weight|bias)", key)
+            )
+            dtype = next(others, psi.dtype)
             for projection, weight in zip(("v_proj", "out_proj"), spectrum.weights(), strict=True):
-                folded[f"{attention}{projection}.weight"] = weight.to(dtype or weight.dtype).contiguous()
+                folded[f"{attention}{projection}.weight"] = weight.to(dtype).contiguous()
     return folded

@@ -371,3 +371,18 @@ def test_a_checkpoint_keeps_theta_psi_and_the_sign(text_model, text_batch, tmp_p
     }
     copy_of_it.load_state_dict(average)
     torch.testing.assert_close(copy_of_it(**text_batch["net_input"])[0], expected)
+
+
+def test_a_half_precision_speech_checkpoint_folds_to_its_own_precision(ctc_model, speech_batch):
+    """With queries and keys fused, and no biases: the other weights tell the precision."""
+    options = {"fuse_qk": True, "no_bias": True}
+    model = ctc_model(value_spectrum="sharpen", **options).half()
+    folded = fold_state_dict(model.state_dict())
+    assert {value.dtype for name, value in folded.items() if "proj.weight" in name} == {torch.float16}
+    plain = ctc_model(**options).half().eval()
+    plain.load_state_dict(folded)
+    inputs = speech_batch["net_input"]
+    outputs = [m.eval()(inputs["src_tokens"], inputs["src_lengths"])["encoder_out"] for m in (plain, model)]
+    torch.testing.assert_close(*outputs, atol=2e-2, rtol=1e-2)
+    fold(model)
+    assert torch.equal(model(inputs["src_tokens"], inputs["src_lengths"])["encoder_out"], outputs[1])
