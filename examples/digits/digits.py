@@ -107,7 +107,7 @@ class Result:
     words: int
     loss: float  # bits a letter, training, mean of the last 50 updates
     entropy: float  # lowest of any layer's attention over log(keys), mean of the last 50 updates
-    minutes: float  # of updates, one core
+    minutes: float  # of training, one core, beside whatever else the machine does
     commit: str
     machine: str
     command: str
@@ -142,7 +142,7 @@ def train_and_score(trial: Trial, data: Path, out: Path, progress: Progress, tol
         words=words.reference,
         loss=statistics["loss"],
         entropy=min(value for name, value in statistics.items() if name.startswith("entropy_normalised/")),
-        minutes=statistics["train_wall"] / 60,
+        minutes=statistics["wall"] / 60,
         commit=told[0],
         machine=told[1],
         command=shlex.join(command),

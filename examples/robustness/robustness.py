@@ -128,7 +128,7 @@ def result_of(log: str, trained: bool, told: tuple[str, str], command: str) -> R
         loss=last.get("loss", math.nan) if trained else math.nan,
         entropy=extreme("entropy_normalised", min),
         max_logit=extreme("max_logit", max),
-        minutes=last.get("train_wall", 0.0) / 60,
+        minutes=last.get("wall", 0.0) / 60,
         commit=told[0],
         machine=told[1],
         command=command,

@@ -75,10 +75,10 @@ def test_the_official_splits_of_the_real_data(tmp_path):
 # -- digits -----------------------------------------------------------------------------------------------------------
 
 LOG = """$ fairseq-train
-x | INFO | train_inner | {"epoch": 1, "loss": "2.5", "entropy_normalised/encoder/00": "0.9", "train_wall": "30"}
+x | INFO | train_inner | {"epoch": 1, "loss": "2.5", "entropy_normalised/encoder/00": "0.9", "wall": "30"}
 x | INFO | train_inner | {"epoch": 2, "loss": "0.25", "entropy_normalised/encoder/00": "0.75",
 """
-LOG = LOG.rstrip("\n") + ' "entropy_normalised/encoder/01": "0.5", "max_logit/encoder/00": "7.5", "train_wall": "60"}\n'
+LOG = LOG.rstrip("\n") + ' "entropy_normalised/encoder/01": "0.5", "max_logit/encoder/00": "7.5", "wall": "60"}\n'
 VALID = 'x | INFO | valid | {"epoch": 2, "valid_loss": "0.3", "valid_wer": "7.5"}\n'
 DIGITS = digits.Result(1.0, 3, 300, 0.1, 0.5, 6.0, "abc1234", "a machine", "fairseq-train x")
 
