@@ -1,7 +1,7 @@
 """Turn a checkpoint into a model of CTranslate2, and check that it translates as fairseq does.
 
     python scripts/export_ctranslate2.py checkpoints/checkpoint_best.pt deployed --data data/bin
-    python scripts/export_ctranslate2.py checkpoints/checkpoint_best.pt deployed.int8 --data data/bin --quantization int8
+    python scripts/export_ctranslate2.py checkpoints/checkpoint_best.pt small --data data/bin --quantization int8
 
 For post-LN, pre-LN, DeepNorm and Admin with any --reparam, and for fairseq's own transformer. Decode with
 
@@ -45,10 +45,8 @@ def main() -> int:
         raise InputError(f"--data {args.data}: no such folder")
     load_plugin()
     export_ctranslate2(state, args.data, args.out, args.quantization, args.force)
-    size = sum(path.stat().st_size for path in args.out.iterdir())
-    print(
-        f"{args.out}: {args.quantization}, {size / 2**20:.1f} MiB (the checkpoint: {args.checkpoint.stat().st_size / 2**20:.1f})"
-    )
+    megabytes = sum(path.stat().st_size for path in args.out.iterdir()) / 1e6
+    print(f"{args.out}: {args.quantization}, {megabytes:.1f} MB")
     return check_translations(args) if args.sentences else 0
 
 
