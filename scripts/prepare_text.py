@@ -26,7 +26,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--target-lang", required=True, help="suffix of the target files, such as en")
     for split in ("train", "valid", "test"):
         parser.add_argument(
-            f"--{split}pref", required=split != "test", help=f"path of the {split} files without the suffix"
+            f"--{split}pref",
+            required=split != "test",
+            help=f"path of the {split} files without the suffix"
+            + (", or several with commas between: test, test1, test2, ... for --gen-subset" * (split == "test")),
         )
     parser.add_argument("--destdir", required=True, type=Path, help="folder to make")
     vocabulary = parser.add_argument_group("vocabulary (sentencepiece, from the training text only)")
@@ -57,9 +60,11 @@ def main() -> None:
         raise InputError(
             f"--source-lang and --target-lang are both {args.source_lang}: their files would be the same"
         )
-    prefixes = {"train": args.trainpref, "valid": args.validpref, "test": args.testpref}
+    prefixes = {"train": args.trainpref, "valid": args.validpref}
+    for i, prefix in enumerate(args.testpref.split(",") if args.testpref else ()):
+        prefixes[f"test{i or ''}"] = prefix
     prepare_parallel_corpus(
-        ParallelCorpus(args.source_lang, args.target_lang, {split: p for split, p in prefixes.items() if p}),
+        ParallelCorpus(args.source_lang, args.target_lang, prefixes),
         args.destdir,
         Vocabulary(
             args.vocab_size, args.model_type, args.character_coverage, args.byte_fallback, args.max_lines

@@ -65,8 +65,8 @@ def saved_bytes(shape: Shape, batch: Batch, element: int = 2, mask: int = 1) -> 
         shape: the model. With ``recompute``, only the input of each layer is kept, and a layer at a time is computed
             again: its bytes are added once.
         batch: the forward pass.
-        element: bytes of an activation: 2 in bf16 and fp16, 4 in float32. Statistics of LayerNorm and attention, and the
-            log-probabilities, are float32.
+        element: bytes of an activation: 2 in bf16 and fp16, 4 in float32. Statistics of LayerNorm and attention, and
+            the log-probabilities, are float32.
         mask: bytes of an element of a dropout mask: 1 on a GPU, 4 on a CPU.
     """
     d, f, h, source, target = shape.dim, shape.ffn, shape.heads, batch.source, batch.target
@@ -141,9 +141,9 @@ def main() -> None:
             f"{state_bytes(plain) / GIB:>11.1f}{kept:>11.1f}{again:>14.1f}{flops / 1e12:>14,.0f}{hours:>8,.1f}"
         )
     print(
-        f"state: weights, gradients, Adam. saved: activations until the backward pass, and recomputed layer by layer with\n"
-        f"--checkpoint-activations, which the hours of 50 layers and more include. Hours assume {args.utilisation:.0%} of "
-        f"{args.peak:g} TFLOP/s."
+        "state: weights, gradients, Adam. saved: activations until the backward pass; in brackets with\n"
+        "--checkpoint-activations, whose second forward pass the hours of 50 layers and more include.\n"
+        f"hours: at {args.utilisation:.0%} of {args.peak:g} TFLOP/s a GPU, which is assumed; small models reach less."
     )
 
 

@@ -32,7 +32,7 @@ def export_ctranslate2(
     """Convert a loaded checkpoint of a text-to-text model to the folder ``out``.
 
     Args:
-        state: a checkpoint by :func:`~speech_mt.checkpoint.load_checkpoint`, of this plugin or fairseq's ``transformer``.
+        state: what ``load_checkpoint`` returns, of a model of this plugin or of fairseq's ``transformer``.
         data: the folder of ``fairseq-preprocess``, for its two dictionaries.
         out: the folder to make.
         quantization: one of :data:`QUANTIZATIONS`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -16,7 +17,7 @@ from sentencepiece import SentencePieceProcessor
 from tqdm import tqdm
 
 from speech_mt.data.stage import atomic_path, run_stage
-from speech_mt.data.text import ParallelReport, check_parallel, overlap
+from speech_mt.data.text import ParallelReport, check_parallel, count_lines, overlap
 from speech_mt.data.vocabulary import (
     UNKNOWN,
     encode,
@@ -32,7 +33,10 @@ FAIRSEQ_MAX_POSITIONS = 1024  # its default for --max-source-positions and --max
 
 @dataclass(frozen=True)
 class ParallelCorpus:
-    """Where a parallel text lies: the German of the training data in ``prefixes["train"]`` + ``.de``."""
+    """Where a parallel text lies: the German of the training data in ``prefixes["train"]`` + ``.de``.
+
+    Splits have fairseq's names: ``train``, ``valid``, ``test``, and ``test1``, ``test2``, ... for further test sets.
+    """
 
     source_lang: str
     target_lang: str
@@ -103,7 +107,7 @@ def prepare_parallel_corpus(
         return str(destdir / "bin")
 
     settings: dict[str, object] = {
-        f"{split} {side}": _digest(path)
+        f"{split} {side}": digest(path)
         for split in corpus.prefixes
         for side, path in zip(("source", "target"), corpus.sides(split), strict=True)
     }
@@ -218,7 +222,8 @@ def fairseq_preprocess(
     """Run ``fairseq-preprocess`` on encoded text, with one dictionary for both languages.
 
     Raises:
-        InputError: it failed; the message quotes its last line and names ``log_path``.
+        InputError: it failed, the message quotes its last line and names ``log_path``; or it made another number of
+            sentences than there are lines, so that source and target do not belong together.
     """
     command = [
         sys.executable,
@@ -231,14 +236,30 @@ def fairseq_preprocess(
     ]
     command += ["--source-lang", encoded.source_lang, "--target-lang", encoded.target_lang]
     command += ["--srcdict", str(dictionary), "--destdir", str(bin_dir)]
-    for split, prefix in encoded.prefixes.items():
-        command += [f"--{split}pref", prefix]
+    for kind in ("train", "valid", "test"):
+        prefixes = [prefix for split, prefix in encoded.prefixes.items() if split.rstrip("0123456789") == kind]
+        if prefixes:
+            command += [f"--{kind}pref", ",".join(prefixes)]
     print("  fairseq-preprocess ...", flush=True)
     with open(log_path, "w", encoding="utf-8") as log:
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
     if code:
         last = log_path.read_text(encoding="utf-8", errors="replace").rstrip().rpartition("\n")[2]
         raise InputError(f"fairseq-preprocess failed, see {log_path}: {last}")
+    languages = encoded.source_lang, encoded.target_lang
+    for split in encoded.prefixes:
+        for path, language in zip(encoded.sides(split), languages, strict=True):
+            lines = count_lines(path)
+            made = binarised_sentences(bin_dir / f"{split}.{'-'.join(languages)}.{language}.idx")
+            if made != lines:
+                raise InputError(f"fairseq-preprocess made {made:,} sentences of the {lines:,} lines of {path}")
+
+
+def binarised_sentences(index: Path) -> int:
+    """How many sentences an ``.idx`` file of fairseq's mmap datasets lists."""
+    with open(index, "rb") as file:
+        file.seek(18)  # magic number, version and type come before
+        return struct.unpack("<Q", file.read(8))[0]
 
 
 def checked_lines(path: Path) -> Iterator[str]:
@@ -248,7 +269,8 @@ def checked_lines(path: Path) -> Iterator[str]:
             yield line.removesuffix("\n")
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """Of the content of a file, to notice that it changed."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()[:16]
 

@@ -114,6 +114,22 @@ def read_lines(path: Path, report: SideReport) -> Iterator[str]:
             yield unbroken
 
 
+def count_lines(path: Path) -> int:
+    """Lines of a file; only LF ends one, and the last may lack it.
+
+    Raises:
+        InputError: the file is empty.
+    """
+    count, block = 0, b""
+    with open(path, "rb") as file:
+        while more := file.read(1 << 24):
+            block = more
+            count += block.count(b"\n")
+    if not block:
+        raise InputError(f"{path} is empty")
+    return count + (not block.endswith(b"\n"))
+
+
 def is_empty(line: str) -> bool:
     """Whether nothing is left of ``line`` without spaces, control and format characters (as U+200B)."""
     return not any(character.isprintable() and character != " " for character in line)

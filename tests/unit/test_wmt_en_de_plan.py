@@ -1,5 +1,6 @@
 """examples/wmt_en_de/plan.py: its formulas are what models of this plugin are, keep and compute."""
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,10 @@ from speech_mt.models.config import SpectralTransformerConfig
 from speech_mt.models.text_to_text import SpectralTransformer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "wmt_en_de"
-sys.path.insert(0, str(EXAMPLE))
-
-from plan import Batch, Shape, saved_bytes, update_flops  # noqa: E402
+spec = importlib.util.spec_from_file_location("wmt_en_de_plan", EXAMPLE / "plan.py")
+plan = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(plan)
+Batch, Shape, saved_bytes, update_flops = plan.Batch, plan.Shape, plan.saved_bytes, plan.update_flops
 
 SENTENCES, LENGTH = 6, 20
 BATCH = Batch(SENTENCES * LENGTH, SENTENCES * LENGTH, LENGTH)
@@ -109,12 +111,12 @@ def test_operations_are_those_that_torch_counts(dictionary, recompute):
 
 
 def test_the_script_prints_a_row_a_depth_and_refuses_in_one_line():
-    def plan(*options):
+    def script(*options):
         return subprocess.run(
             [sys.executable, str(EXAMPLE / "plan.py"), *options], capture_output=True, text=True, check=False
         )
 
-    done = plan("--depths", "6", "100", "--utilisation", "0.5")
+    done = script("--depths", "6", "100", "--utilisation", "0.5")
     assert [line.split()[0] for line in done.stdout.splitlines()[2:4]] == ["6L", "100L"]
-    assert plan("--gpus", "3").stderr.startswith("error: 32,768 tokens are no multiple of 4,096 on 3 GPUs")
-    assert plan("--utilisation", "30").stderr.startswith("error: --utilisation 30.0: a share")
+    assert script("--gpus", "3").stderr.startswith("error: 32,768 tokens are no multiple of 4,096 on 3 GPUs")
+    assert script("--utilisation", "30").stderr.startswith("error: --utilisation 30.0: a share")
