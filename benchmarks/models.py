@@ -37,12 +37,9 @@ def task(vocabulary: int) -> SimpleNamespace:
     )
 
 
-def build(
-    kind: str, layers: int, dim: int, ffn: int, heads: int, vocabulary: int, **options: object
-) -> BaseFairseqModel:
-    """``stock`` or ``ours``, from seed 1, embeddings shared, no dropout."""
-    torch.manual_seed(1)
-    sizes = {
+def sizes(layers: int, dim: int, ffn: int, heads: int) -> dict[str, object]:
+    """Options of a model with shared embeddings and no dropout."""
+    return {
         "encoder_embed_dim": dim,
         "encoder_ffn_embed_dim": ffn,
         "encoder_attention_heads": heads,
@@ -53,16 +50,30 @@ def build(
         "max_source_positions": 1024,
         "max_target_positions": 1024,
     }
-    if kind == "ours":
-        return SpectralTransformer.build_model(SpectralTransformerConfig(**sizes, **options), task(vocabulary))
-    decoder = {
+
+
+def stock_options(layers: int, dim: int, ffn: int, heads: int) -> dict[str, object]:
+    """The same for fairseq's ``transformer``."""
+    return sizes(layers, dim, ffn, heads) | {
         "decoder_embed_dim": dim,
         "decoder_input_dim": dim,
         "decoder_output_dim": dim,
         "decoder_ffn_embed_dim": ffn,
         "decoder_attention_heads": heads,
+        "encoder_normalize_before": False,
+        "decoder_normalize_before": False,
     }
-    cfg = TransformerConfig.from_namespace(SimpleNamespace(**sizes, **decoder))
+
+
+def build(
+    kind: str, layers: int, dim: int, ffn: int, heads: int, vocabulary: int, **options: object
+) -> BaseFairseqModel:
+    """``stock`` or ``ours``, from seed 1, embeddings shared, no dropout."""
+    torch.manual_seed(1)
+    shape = layers, dim, ffn, heads
+    if kind == "ours":
+        return SpectralTransformer.build_model(SpectralTransformerConfig(**sizes(*shape), **options), task(vocabulary))
+    cfg = TransformerConfig.from_namespace(SimpleNamespace(**stock_options(*shape)))
     return TransformerModelBase.build_model(cfg, task(vocabulary))
 
 

@@ -26,7 +26,7 @@ done
 export OMP_NUM_THREADS=1
 data=$out/data-$source-$target
 
-folder_of() { echo "$out/$source-$target-${layers}l-$width-lr$lr-seed$seed/$1"; }
+folder_of() { echo "$out/$source-$target-${layers}l-$width-lr$lr-$updates-seed$seed/$1"; }
 
 prepare() {
     python examples/multi30k/prepare.py --out "$data" --source-lang "$source" --target-lang "$target"
@@ -63,8 +63,9 @@ generate() { # folder, split, length penalty: beam 5 on the average of the last 
 
 decode() { # method: the length penalty is chosen on the validation set, then the test sets are decoded with it
     local folder split penalty; folder=$(folder_of "$1")
+    local saved; saved=$(find "$folder/checkpoints" -name 'checkpoint_*_*.pt' | wc -l)
     [[ -s $folder/average.pt ]] || python scripts/average_checkpoints.py --inputs "$folder/checkpoints" \
-        --num-update-checkpoints 5 --output "$folder/average.pt"
+        --num-update-checkpoints $((saved < 5 ? saved : 5)) --output "$folder/average.pt"
     for penalty in 0.6 1.0 1.4 1.8; do
         generate "$folder" valid "$penalty"
         score "$folder" valid "$penalty"

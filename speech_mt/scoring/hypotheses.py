@@ -29,6 +29,7 @@ StrPath = str | os.PathLike[str]
 Lines = Iterable[tuple[int, bytes]]  # (line number from 1, content without its line end)
 
 _RESULT = re.compile(rb"([THD])-(\d{1,12})\t")
+_END = re.compile(rb"Generate \S+ with beam=\d+:")  # the last line of a fairseq-generate that came to its end
 _LOG = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \| [A-Z]+ \| ")
 _UTTERANCE = re.compile(r"(\d+-\d+-\d+)(?:\s+(.*))?")
 
@@ -174,6 +175,11 @@ def _lines(path: StrPath) -> Iterator[tuple[int, bytes]]:
         for number, line in enumerate(file, 1):
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)
+            if not line.endswith(b"\n") and _RESULT.match(line):
+                raise InputError(
+                    f"{path} ends in the middle of line {number}: fairseq-generate has not finished; wait for it, or "
+                    "run it again"
+                )
             yield number, line.removesuffix(b"\n").removesuffix(b"\r")
 
 
@@ -198,9 +204,11 @@ def _parse_generate_output(path: StrPath, lines: Lines) -> dict[str, Sentences]:
     texts: dict[str, dict[int, str]] = {"T": {}, "H": {}, "D": {}}
     last: dict[str, int] = {}
     left_out = dict.fromkeys(texts, 0)
+    finished = False
     for number, line in lines:
         match = _RESULT.match(line)
         if match is None:
+            finished |= _END.match(line) is not None
             if b"\r" in line and _RESULT.search(line):
                 raise InputError(
                     f"{path} line {number}: a progress bar runs into a result line: capture stdout without "
@@ -230,7 +238,7 @@ def _parse_generate_output(path: StrPath, lines: Lines) -> dict[str, Sentences]:
         last[kind] = index
     if texts["D"]:
         texts["H"].clear()
-    return {kind: _in_order(path, kind, of, left_out[kind]) for kind, of in texts.items() if of}
+    return {kind: _in_order(path, kind, of, left_out[kind], finished) for kind, of in texts.items() if of}
 
 
 def _is_number(field: str) -> bool:
@@ -241,15 +249,17 @@ def _is_number(field: str) -> bool:
     return True
 
 
-def _in_order(path: StrPath, kind: str, texts: dict[int, str], left_out: int) -> Sentences:
+def _in_order(path: StrPath, kind: str, texts: dict[int, str], left_out: int, finished: bool) -> Sentences:
     count = max(texts) + 1
     if missing := count - len(texts):
         first = next(index for index in itertools.count() if index not in texts)
-        raise InputError(
-            f"{path}: {kind}-{first} is missing ({missing} of ids 0 to {count - 1} are): fairseq-generate "
-            "left out the end of the last batch (decode with --required-batch-size-multiple 1) or what is "
-            "too long for the model, or the file is a part of its output"
-        )
+        reason = "it has no end: fairseq-generate has not finished, or was interrupted; wait, or run it again"
+        if finished:
+            reason = (
+                "fairseq-generate left out the end of the last batch (decode with --required-batch-size-multiple 1) "
+                "or what is too long for the model"
+            )
+        raise InputError(f"{path}: {kind}-{first} is missing ({missing} of ids 0 to {count - 1} are): {reason}")
     ids = [f"{kind}-{i}" for i in range(count)]
     return Sentences(f"{kind}- lines of {path}", [texts[i] for i in range(count)], ids, left_out=left_out)
 
@@ -259,7 +269,10 @@ def _parse_text(path: StrPath, lines: Lines) -> Sentences:
     if not texts:
         raise InputError(f"{path} is empty")
     if _LOG.match(texts[0]):
-        raise InputError(f"{path} is a fairseq log without results: run fairseq-generate without --quiet")
+        raise InputError(
+            f"{path} is a fairseq log without results: fairseq-generate has not finished, or ran with --quiet, or wrote "
+            "them to its --results-path"
+        )
     header = texts[0].split("\t")
     if "id" in header and ("text" in header or "tgt_text" in header):
         return _parse_manifest(path, header, texts[1:])

@@ -10,6 +10,7 @@ from speech_mt.scoring.hypotheses import read_parallel
 REFERENCES = ["erste Zeile", "zweite Zeile", "dritte Zeile"]
 HYPOTHESES = ["first line", "second line", "third line"]
 LOG = "2026-01-01 12:00:00 | INFO | fairseq_cli.generate | loading model(s)\n"
+END = "Generate test with beam=5: BLEU4 = 1.00\n"
 
 
 def block(i, hypothesis, reference=None, others=()):
@@ -35,7 +36,7 @@ def ref(write):
 
 
 def generate_output(order=(2, 0, 1)):
-    return LOG + "".join(block(i, HYPOTHESES[i], REFERENCES[i]) for i in order) + "Generate test: BLEU4 = 1\n"
+    return LOG + "".join(block(i, HYPOTHESES[i], REFERENCES[i]) for i in order) + END
 
 
 def test_generate_output_is_sorted_by_id_in_any_batch_order(write):
@@ -102,13 +103,16 @@ def test_only_a_newline_ends_a_line(write, ref):
         (b"a\nb\rc\nd\n", r"line 2 has a carriage return \(0x0D\) at character 2"),
         (b"a\nb\0c\nd\n", r"line 2 has a NUL character"),
         (b"", r"hyp.txt is empty"),
-        (LOG.encode(), r"log without results: run fairseq-generate without --quiet"),
+        (LOG.encode(), r"log without results: fairseq-generate has not finished, or ran with --quiet"),
         (b"a\nb\n", r"2 hypotheses \(.*hyp.txt\) but 3 references \(.*ref.txt\)"),
         (b"T-0\ta\n", r"no D- or H- lines"),
         (b"T-0\ta\nD-0\t-1\tStra\xdfe\n", r"line 2 is not UTF-8: byte 12 is 0xDF"),
         (b"T-0\ta\nD-0\ttext\n", r"line 2: D-0 has 'text' in place of its score"),
         (b"x\r 50%|##  | 1/2\rD-0\t-1\ta\nD-1\t-1\tb\n", r"line 1: a progress bar runs into a result"),
         ("".join(block(i, "x") for i in (0, 2, 3)).encode(), r"D-1 is missing \(1 of ids 0 to 3 are\)"),
+        (block(1, "x", "r").encode(), r"T-0 is missing .*: it has no end: fairseq-generate has not finished"),
+        ((block(1, "x", "r") + END).encode(), r"T-0 is missing .* left out the end of the last batch"),
+        (b"T-0\tr\nD-0\t-1\tcut he", r"ends in the middle of line 2: fairseq-generate has not finished"),
         ((block(0, "x", "r") + "T-1\tr\n").encode(), r"2 T- lines but 1 D- lines"),
         ((generate_output() + generate_output()).encode(), r"a second T-2: .* more than one run"),
         (b"D-0\t-1\ta\nD-1\t-1\tb\nD-0\t-1\tc\n", r"line 3: a second D-0"),
