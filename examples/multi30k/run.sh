@@ -12,10 +12,10 @@ out=runs/multi30k source=en target=de stage=all
 methods="sigma_reparam_spectral post_ln" layers=3 width=256 ffn=512 heads=4
 updates=2400 lr=1e-3 warmup=400 dropout=0.2 max_tokens=2400 seed=1 jobs=2
 usage="options: --out --source --target --methods --layers --width --ffn --heads --updates --lr --warmup --dropout
---max_tokens --seed, --jobs (models trained at a time, one core each), --stage prepare|train|decode|report|all"
+--max-tokens --seed, --jobs (models trained at a time, one core each), --stage prepare|train|decode|report|all"
 
 while (($#)); do
-    option=${1#--}
+    option=${1#--} option=${option//-/_}
     case $option in
         out | source | target | stage | methods | layers | width | ffn | heads | updates | lr | warmup | dropout | \
             max_tokens | seed | jobs) printf -v "$option" %s "${2:?$1 needs a value}"; shift 2 ;;

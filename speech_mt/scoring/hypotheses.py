@@ -270,8 +270,8 @@ def _parse_text(path: StrPath, lines: Lines) -> Sentences:
         raise InputError(f"{path} is empty")
     if _LOG.match(texts[0]):
         raise InputError(
-            f"{path} is a fairseq log without results: fairseq-generate has not finished, or ran with --quiet, or wrote "
-            "them to its --results-path"
+            f"{path} is a fairseq log without results: fairseq-generate has not finished, or ran with --quiet, or "
+            "wrote them to its --results-path"
         )
     header = texts[0].split("\t")
     if "id" in header and ("text" in header or "tgt_text" in header):

@@ -1,6 +1,7 @@
 """A parallel text is checked, encoded and given one joint dictionary learned from the training data alone."""
 
 import json
+import sys
 
 import pytest
 
@@ -99,6 +100,29 @@ def test_sentences_over_fairseqs_limit_are_counted(tmp_path, corpus, binarised, 
     report = json.loads((tmp_path / "out/report.encoded.json").read_text())["test.de"]
     assert (report["longest"], report["longest_line"], report["over_1024"]) == (1024, 2, 1)
     assert "1 lines of test.de exceed 1024 pieces" in capsys.readouterr().out
+
+
+def test_further_test_sets_go_to_fairseq_together_and_what_it_made_is_counted(tmp_path, corpus, monkeypatch):
+    """fairseq calls them test and test1; a line too many in one file would put source and target out of step."""
+    corpus.prefixes["test1"] = corpus.prefixes["valid"]
+    fairseq = tmp_path / "fairseq"
+    sizes = " ".join(f"{split}:{n}" for split, n in {"train": 19, "valid": 2, "test": 2, "test1": 3}.items())
+    fairseq.write_text(
+        f"#!{sys.executable}\n"
+        "import pathlib, struct, sys\n"
+        "print(*sys.argv)\n"
+        "out = pathlib.Path(sys.argv[sys.argv.index('--destdir') + 1])\n"
+        "out.mkdir()\n"
+        f"for split, count in (size.split(':') for size in {sizes!r}.split()):\n"
+        "    for side in 'de', 'en':\n"
+        "        (out / f'{split}.de-en.{side}.idx').write_bytes(bytes(18) + struct.pack('<Q', int(count)))\n"
+    )
+    fairseq.chmod(0o755)
+    monkeypatch.setattr(parallel_corpus.sys, "executable", str(fairseq))
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match=r"made 3 sentences of the 2 lines of .*encoded/test1\.de"):
+        prepare_parallel_corpus(corpus, out, VOCABULARY)
+    assert f"--testpref {out}/encoded/test,{out}/encoded/test1" in (out / "preprocess.log").read_text()
 
 
 def test_a_failing_fairseq_preprocess_is_reported_with_its_last_line(tmp_path, corpus, monkeypatch):

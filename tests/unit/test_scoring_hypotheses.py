@@ -173,9 +173,7 @@ def test_an_utterance_without_counterpart_is_named(write):
 
 @pytest.mark.parametrize("column", ["text", "tgt_text"])
 def test_manifest_text_is_verbatim_in_row_order(write, column):
-    manifest = write(
-        f'id\taudio\t{column}\nu2\ta.flac\tsay "hi"\nu1\tb.flac\tnull\nu0\tc.flac\tNA\n', "m.tsv"
-    )
+    manifest = write(f'id\taudio\t{column}\nu2\ta.flac\tsay "hi"\nu1\tb.flac\tnull\nu0\tc.flac\tNA\n', "m.tsv")
     text = read_parallel(write("".join(block(i, "x") for i in (1, 0, 2))), [manifest])
     assert text.references == [['say "hi"', "null", "NA"]]
     assert text.ids == ["u2", "u1", "u0"]
