@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speech_mt.data.text import SideReport, check_parallel, is_empty, overlap, read_lines
@@ -68,6 +68,7 @@ def test_other_line_ends_become_spaces(tmp_path, character):
 LINE = st.text(st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs"]), max_size=8)
 
 
+@settings(deadline=None)  # of a machine with other work
 @given(st.lists(st.tuples(LINE, LINE), min_size=1, max_size=6))
 def test_line_k_stays_line_k_for_every_reader(tmp_path_factory, pairs):
     folder = tmp_path_factory.mktemp("aligned")
