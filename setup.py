@@ -41,9 +41,8 @@ setup(
         "ngram": ["kenlm>=0.3,<0.4"],
         # handwritten digits and Spearman's correlation, for examples/oversmoothing
         "oversmoothing": ["scikit-learn>=1.5,<2"],
-        "dev": ["scikit-learn>=1.5,<2", "pytest>=8,<10", "hypothesis>=6,<7", "ruff>=0.9,<1"],
         "deploy": ["ctranslate2>=4.5,<5"],  # scripts/export_ctranslate2.py
         "moses": ["sacremoses>=0.1.1,<0.3"],  # examples/wmt_en_de/prepare.py --moses
-        "dev": ["pytest>=8,<10", "hypothesis>=6,<7", "ruff>=0.9,<1"],
+        "dev": ["scikit-learn>=1.5,<2", "pytest>=8,<10", "hypothesis>=6,<7", "ruff>=0.9,<1"],
     },
 )
