@@ -84,7 +84,8 @@ score() { # folder, split, length penalty: against the text as published
 }
 
 report() { # the table of every model that was trained, and the curves of those of these options
-    python examples/multi30k/results.py "$out"/*/*/ > "$out/RESULTS.md"
+    python examples/multi30k/results.py "$out"/*/*/ > "$out/results.tmp"
+    mv "$out/results.tmp" "$out/RESULTS.md"
     local folders=() method
     for method in $methods; do folders+=("$(folder_of "$method")/tensorboard"); done
     python scripts/plot_run.py "${folders[@]}" --labels "${methods// /,}" --out "$(folder_of curves).png" \

@@ -18,6 +18,7 @@ METHODS = {
     "pre-LN": {"norm_placement": "pre"},
     "DeepNorm": {"norm_placement": "deepnorm"},
     "sigmaReparam": {"reparam": "sigma", "share_all_embeddings": True},
+    "value spectrum": {"norm_placement": "pre", "value_spectrum": "sharpen"},
     "DeepNorm + sigmaReparam": {"norm_placement": "deepnorm", "reparam": "sigma", "reparam_gamma_init": "spectral"},
 }
 END, PAD = 2, 1
