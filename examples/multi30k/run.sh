@@ -103,10 +103,14 @@ each_method() { # at most $jobs at a time; fails if one does
     return $status
 }
 
-for method in $methods; do method_flags "$method" > /dev/null; done
-case $stage in
-    all) prepare; each_method train; each_method decode; report ;;
-    prepare | report) "$stage" ;;
-    train | decode) each_method "$stage" ;;
-    *) echo "$usage" >&2; exit 2 ;;
-esac
+main() { # a function, so that all of the script is read before it runs for an hour
+    local method
+    for method in $methods; do method_flags "$method" > /dev/null; done
+    case $stage in
+        all) prepare; each_method train; each_method decode; report ;;
+        prepare | report) "$stage" ;;
+        train | decode) each_method "$stage" ;;
+        *) echo "$usage" >&2; return 2 ;;
+    esac
+}
+main; exit
