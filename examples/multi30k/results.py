@@ -70,7 +70,7 @@ def table(folders: list[Path]) -> str:
     return (
         f"{text}\n\nBLEU: sacreBLEU `{signatures.pop()}`, against the text as published.\n"
         "Beam 5, average of the last five checkpoints at most (100 updates apart), length penalty chosen on the\n"
-        "validation set. Loss: best of the validation set, bits a token with label smoothing. Minutes: of training and\n"
+        "validation set. Loss: best of the validation set, bits a token with label smoothing. Minutes: training and\n"
         "validation.\n"
     )
 
