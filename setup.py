@@ -43,6 +43,8 @@ setup(
         "oversmoothing": ["scikit-learn>=1.5,<2"],
         "deploy": ["ctranslate2>=4.5,<5"],  # scripts/export_ctranslate2.py
         "moses": ["sacremoses>=0.1.1,<0.3"],  # examples/wmt_en_de/prepare.py --moses
-        "dev": ["scikit-learn>=1.5,<2", "pytest>=8,<10", "hypothesis>=6,<7", "ruff>=0.9,<1"],
+        # with the extras that the tests try, as far as they need no compiler
+        "dev": ["scikit-learn>=1.5,<2", "ctranslate2>=4.5,<5", "sacremoses>=0.1.1,<0.3"]
+        + ["pytest>=8,<10", "hypothesis>=6,<7", "ruff>=0.9,<1"],
     },
 )
