@@ -29,7 +29,7 @@ def composed(name, *overrides):
     import user_dir  # noqa: F401 (registers)
 
     hydra_init(name)  # fairseq's defaults
-    with initialize_config_dir(str(CONFIG), version_base=None):
+    with initialize_config_dir(str(CONFIG), version_base="1.1"):  # the hydra that fairseq speaks
         cfg = compose(name, overrides=[*PLACES, *overrides])
     cfg = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
     add_defaults(cfg)
