@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import post_process
 from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.configs import GenerationConfig
 from fairseq.logging import metrics
 from fairseq.optim import FairseqOptimizer
 from fairseq.tasks import FairseqTask, register_task
@@ -205,7 +207,7 @@ class SpeechManifestTask(FairseqTask):
     def build_generator(
         self,
         models: list[nn.Module],
-        args: Namespace,
+        args: Namespace | Mapping | GenerationConfig,
         seq_gen_cls: type | None = None,
         extra_gen_cls_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
@@ -219,7 +221,7 @@ class SpeechManifestTask(FairseqTask):
             InputError: a decoding option that this kind of model has no use for.
         """
         self._check_decoding_options(ctc=_is_ctc(models[0]))
-        options = Namespace(**(vars(args) if isinstance(args, Namespace) else args))
+        options = Namespace(**(args if isinstance(args, Mapping) else vars(args)))
         if _is_ctc(models[0]):
             if (extra_gen_cls_kwargs or {}).get("lm_model") is not None:
                 raise InputError("CTC decoding takes no neural language model; leave out --lm-path, or give --ctc-lm")
