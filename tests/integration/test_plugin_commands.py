@@ -10,6 +10,7 @@ import soundfile
 import torch
 
 import speech_mt
+from speech_mt.checkpoint import load_checkpoint
 from speech_mt.data.manifest import write_manifest
 from speech_mt.errors import InputError
 
@@ -59,7 +60,8 @@ COMMANDS = {
                             "common.log_format=json common.log_interval=1"),
     "ctc": ("vocabulary", f"{SPEECH} --arch spectral_ctc_transformer_tiny --encoder-layers 2 --encoder-embed-dim 16 "
                           "--encoder-attention-heads 2 --reparam sigma --value-spectrum smooth --specaugment lb "
-                          "--criterion ctc_with_entropy --best-checkpoint-metric wer --save-dir ctc"),
+                          "--criterion ctc_with_entropy --best-checkpoint-metric wer --keep-best-checkpoints 1 "
+                          "--validate-interval-updates 1 --lr-scheduler plateau --lr-patience 0 --save-dir ctc"),
     "ctc generate": ("ctc", f"fairseq-generate speech {PLUGIN} --task speech_manifest --cpu --batch-size 2 "
                             "--path ctc/checkpoint_last.pt"),
     "s2t": ("vocabulary", f"{SPEECH} --arch spectral_s2t_transformer_tiny {SIZE} --value-spectrum sharpen "
@@ -219,3 +221,16 @@ def test_a_translation_model_names_texts_that_are_too_long(result, folder, monke
 
 def test_ctc_validation_reports_the_word_error_rate(result):
     assert re.search(r'"valid_wer": "[\d.]+"', result("ctc").stdout)
+
+
+def test_the_best_checkpoint_by_word_error_rate_is_kept_and_the_plateau_with_it(result, folder):
+    rates = [float(rate) for rate in re.findall(r'"valid_wer": "([\d.]+)"', result("ctc").stdout)]
+    (kept,) = (folder / "ctc").glob("checkpoint.best_wer_*.pt")
+    assert float(kept.stem.removeprefix("checkpoint.best_wer_")) == pytest.approx(min(rates), abs=1e-3)
+    state = load_checkpoint(folder / "ctc" / "checkpoint_last.pt")["optimizer_history"][-1]["lr_scheduler_state"]
+    assert state == {
+        "best": min(rates),
+        "plateaus": sum(rate >= min(rates[:i]) for i, rate in enumerate(rates) if i),
+        "bad_validations": 0,
+        "seen_at": 2,
+    }
