@@ -209,6 +209,8 @@ def architecture(name, **values):
 
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
+    from speech_mt.models import speech_ctc, speech_to_text  # noqa: F401 (registers)
+
     args = Namespace(**values)
     ARCH_CONFIG_REGISTRY[name](args)
     model = ARCH_MODEL_REGISTRY[name]
