@@ -10,6 +10,7 @@ import argparse
 import re
 from pathlib import Path
 
+from speech_mt.arguments import positive_int
 from speech_mt.checkpoint import average_checkpoints, save_checkpoint
 from speech_mt.errors import InputError, run
 
@@ -39,17 +40,6 @@ def last_checkpoints(
     return [folder / name for name in within[-count:]]
 
 
-def positive(text: str) -> int:
-    """An option's value that counts something.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not a whole number above zero.
-    """
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -60,17 +50,17 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="the checkpoint to write")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--num-epoch-checkpoints", type=positive, metavar="N", help="the last N checkpoint<epoch>.pt"
+        "--num-epoch-checkpoints", type=positive_int, metavar="N", help="the last N checkpoint<epoch>.pt"
     )
     which.add_argument(
         "--num-update-checkpoints",
-        type=positive,
+        type=positive_int,
         metavar="N",
         help="the last N checkpoint_<epoch>_<update>.pt",
     )
     parser.add_argument(
         "--checkpoint-upper-bound",
-        type=positive,
+        type=positive_int,
         metavar="N",
         help="the last epoch or update to take into account",
     )

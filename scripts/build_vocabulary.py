@@ -5,14 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from speech_mt.arguments import integer
 from speech_mt.data.manifest import read_manifest
-from speech_mt.data.vocabulary import (
-    character_counts,
-    load_sentencepiece,
-    sentencepiece_counts,
-    train_sentencepiece,
-    write_dictionary,
-)
+from speech_mt.data.vocabulary import MIN_PIECES, build_vocabulary
 from speech_mt.errors import run
 
 
@@ -23,7 +18,9 @@ def main() -> None:
     parser.add_argument("manifest", type=Path, help="such as data/train.tsv; the files are written beside it")
     parser.add_argument("--vocab-type", choices=("char", "sentencepiece"), default="char")
     parser.add_argument("--lowercase", action="store_true", help="lower-case the transcripts first")
-    parser.add_argument("--size", type=int, default=1000, help="number of pieces (sentencepiece)")
+    parser.add_argument(
+        "--size", type=integer(MIN_PIECES), default=1000, help="number of pieces (sentencepiece)"
+    )
     parser.add_argument(
         "--model-type", choices=("unigram", "bpe"), default="unigram", help="of sentencepiece"
     )
@@ -33,14 +30,10 @@ def main() -> None:
     if args.lowercase:
         texts = [text.lower() for text in texts]
     folder = args.manifest.parent
-    if args.vocab_type == "char":
-        counts = character_counts(texts)
-    else:
-        model_path = folder / "spm.model"
-        train_sentencepiece(texts, model_path, vocab_size=args.size, model_type=args.model_type)
-        counts = sentencepiece_counts(texts, load_sentencepiece(model_path))
-    write_dictionary(folder / "dict.txt", counts)
-    print(f"{folder / 'dict.txt'}: {len(counts)} symbols")
+    symbols = build_vocabulary(
+        lambda: texts, folder, vocab_type=args.vocab_type, size=args.size, model_type=args.model_type
+    )
+    print(f"{folder / 'dict.txt'}: {symbols} symbols")
 
 
 if __name__ == "__main__":

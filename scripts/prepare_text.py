@@ -13,7 +13,9 @@ import argparse
 import os
 from pathlib import Path
 
+from speech_mt.arguments import integer, non_negative_int, number, positive_int
 from speech_mt.data.parallel_corpus import LengthLimits, ParallelCorpus, Vocabulary, prepare_parallel_corpus
+from speech_mt.data.vocabulary import MIN_CHARACTER_COVERAGE, MIN_PIECES
 from speech_mt.errors import InputError, run
 
 
@@ -33,23 +35,29 @@ def parse_args() -> argparse.Namespace:
         )
     parser.add_argument("--destdir", required=True, type=Path, help="folder to make")
     vocabulary = parser.add_argument_group("vocabulary (sentencepiece, from the training text only)")
-    vocabulary.add_argument("--vocab-size", required=True, type=int, help="exact number of pieces")
+    vocabulary.add_argument(
+        "--vocab-size", required=True, type=integer(MIN_PIECES), help="exact number of pieces"
+    )
     vocabulary.add_argument("--model-type", choices=("bpe", "unigram"), default="bpe")
     vocabulary.add_argument(
         "--character-coverage",
-        type=float,
+        type=number(MIN_CHARACTER_COVERAGE, 1),
         default=1.0,
         help="share of the running text to spell without <unk>: 0.9995 if noisy, or Chinese or Japanese",
     )
     vocabulary.add_argument(
         "--byte-fallback", action="store_true", help="spell the other characters as bytes"
     )
-    vocabulary.add_argument("--max-lines", type=int, default=0, help="learn from a sample of so many lines")
+    vocabulary.add_argument(
+        "--max-lines", type=non_negative_int, default=0, help="learn from a sample of so many lines; 0: all"
+    )
     limits = parser.add_argument_group("limits (train: pairs beyond are dropped; valid, test: counted)")
-    limits.add_argument("--max-length", type=int, help="in characters, either side")
-    limits.add_argument("--max-length-ratio", type=float, help="longer side over shorter side, in characters")
+    limits.add_argument("--max-length", type=positive_int, help="in characters, either side")
+    limits.add_argument(
+        "--max-length-ratio", type=number(1), help="longer side over shorter side, in characters"
+    )
     parser.add_argument(
-        "--workers", type=int, default=len(os.sched_getaffinity(0)), help="default: every core"
+        "--workers", type=positive_int, default=len(os.sched_getaffinity(0)), help="default: every core"
     )
     return parser.parse_args()
 

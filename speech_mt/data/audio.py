@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import soundfile
 
 from speech_mt.errors import InputError
+
+_BLOCK = 2**20  # samples: a minute
+_UNKNOWN_LENGTH = 2**62  # libsndfile gives 2**63 - 1
+
+
+class AudioError(InputError):
+    """Audio that cannot be used.
+
+    Attributes:
+        kind: what is wrong in a few words, the same for all files with that fault.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 def read_audio(path: str | Path, sample_rate: int, resample: bool = False) -> np.ndarray:
@@ -22,52 +38,87 @@ def read_audio(path: str | Path, sample_rate: int, resample: bool = False) -> np
         float32 of shape (samples,), at ``sample_rate``.
 
     Raises:
-        InputError: naming the file, if it is missing, empty, truncated, not decodable, holds samples that are
-            not finite, or has another rate and ``resample`` is off.
+        AudioError: see :func:`open_audio` and :func:`read_blocks`; also if the file has another rate and
+            ``resample`` is off.
     """
-    try:
-        with _open(path) as file:
-            rate, declared = file.samplerate, file.frames
-            channels = file.read(dtype="float32", always_2d=True)
-    except soundfile.LibsndfileError as error:
-        raise InputError(f"{path}: cannot be decoded ({error}); is the file damaged or cut short?") from None
-    if len(channels) == 0:
-        raise InputError(f"{path}: holds no audio (0 samples)")
-    if len(channels) < declared:
-        raise InputError(f"{path}: truncated, {len(channels)} of {declared} samples could be read")
-    samples = channels.mean(axis=1)
-    if not np.isfinite(samples).all():
-        raise InputError(f"{path}: holds samples that are not finite numbers")
+    with open_audio(path) as file:
+        rate = file.samplerate
+        blocks = [block.mean(axis=1) for block in read_blocks(file)]
+    samples = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
     if rate == sample_rate:
         return samples
     if not resample:
-        raise InputError(
-            f"{path}: sampled at {rate} Hz, expected {sample_rate} Hz; set --sample-rate {rate} or --resample"
-        )
+        raise wrong_rate(path, rate, sample_rate)
     return _resample(samples, rate, sample_rate)
 
 
 def audio_duration(path: str | Path) -> float:
-    """Length in seconds by the file's header, without decoding it; :class:`InputError` if it cannot be
-    opened."""
-    with _open(path) as file:
+    """Length in seconds by the file's header, without decoding it; :class:`AudioError` as
+    :func:`open_audio`."""
+    with open_audio(path) as file:
         return file.frames / file.samplerate
 
 
 def conversions(path: str | Path, sample_rate: int) -> list[str]:
     """What :func:`read_audio` does to a file to get mono samples at ``sample_rate``, in words; often nothing."""
-    with _open(path) as file:
+    with open_audio(path) as file:
         made = [f"{file.channels} channels averaged"] if file.channels > 1 else []
         return made + ([f"resampled from {file.samplerate} Hz"] if file.samplerate != sample_rate else [])
 
 
-def _open(path: str | Path) -> soundfile.SoundFile:
+def open_audio(path: str | Path) -> soundfile.SoundFile:
+    """Open an audio file for reading.
+
+    Raises:
+        AudioError: naming the file, if it is missing, not audio, or has no length in its header.
+    """
     if not Path(path).is_file():
-        raise InputError(f"{path}: no such audio file")
+        raise AudioError("missing audio", f"{path}: no such audio file")
     try:
-        return soundfile.SoundFile(path)
+        file = soundfile.SoundFile(path)
     except soundfile.LibsndfileError as error:
-        raise InputError(f"{path}: not an audio file that libsndfile can open ({error})") from None
+        raise AudioError(
+            "not audio", f"{path}: not an audio file that libsndfile can open ({error})"
+        ) from None
+    if file.frames >= _UNKNOWN_LENGTH:
+        file.close()
+        raise AudioError(
+            "no length",
+            f"{path}: its header does not say how long it is; write the file again, not as a stream",
+        )
+    return file
+
+
+def read_blocks(file: soundfile.SoundFile) -> Iterator[np.ndarray]:
+    """Yield float32 blocks of shape (samples, channels) up to the end, whatever length the header claims.
+
+    Raises:
+        AudioError: naming the file, if it is empty, truncated, not decodable or holds samples that are not
+            finite.
+    """
+    path, read = file.name, 0
+    try:
+        while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
+            read += len(block)
+            if not np.isfinite(block).all():
+                raise AudioError("samples not finite", f"{path}: holds samples that are not finite numbers")
+            yield block
+    except soundfile.LibsndfileError as error:
+        raise AudioError(
+            "cannot be decoded", f"{path}: cannot be decoded ({error}); is the file damaged or cut short?"
+        ) from None
+    if file.frames == 0:
+        raise AudioError("no samples", f"{path}: holds no audio (0 samples)")
+    if read < file.frames:
+        raise AudioError("truncated", f"{path}: truncated, {read} of {file.frames} samples could be read")
+
+
+def wrong_rate(path: str | Path, rate: int, sample_rate: int) -> AudioError:
+    """What to say of a file at ``rate`` where ``sample_rate`` is expected, Hz."""
+    return AudioError(
+        "sample rate",
+        f"{path}: sampled at {rate} Hz, expected {sample_rate} Hz; set --sample-rate {rate} or --resample",
+    )
 
 
 def _resample(samples: np.ndarray, rate: int, new_rate: int) -> np.ndarray:

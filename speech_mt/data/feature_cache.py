@@ -7,7 +7,7 @@ SpecAugment policy.
 
 Nothing is pickled. Each shard appears whole or not at all, in a folder named after all that decides its
 content but the audio itself, so an interrupted extraction goes on where it was. If audio files change in
-place, delete the folder.
+place, delete the folder. Of the audio and the features, a process holds one utterance at a time.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from speech_mt.data.features import FeatureConfig, frame_count, utterance_log_mel
 from speech_mt.data.manifest import Manifest, read_manifest, write_manifest
+from speech_mt.data.parallel_map import parallel_map
 from speech_mt.data.stage import atomic_path
 from speech_mt.errors import InputError
 
@@ -63,8 +64,7 @@ def cached_log_mel(manifest: Manifest, row: int, num_mel_bins: int, sample_rate:
         rows, bins = shard.shape
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{manifest.where(row)}: {path} holds no cached features ({error}); "
-            "run scripts/extract_features.py again"
+            f"{manifest.where(row)}: {path} holds no cached features ({error}); run scripts/extract_features.py again"
         ) from None
     if bins != num_mel_bins or start + frames > rows:
         raise InputError(
@@ -125,14 +125,12 @@ def _write_shards(
     manifest: Manifest, missing: dict[int, Path], config: FeatureConfig, dtype: str, workers: int
 ) -> None:
     errors: list[str] = []
-    with ProcessPoolExecutor(workers, initializer=_start_worker, initargs=(manifest,)) as pool:
-        jobs = [pool.submit(_write_shard, start, path, config, dtype) for start, path in missing.items()]
-        with tqdm(total=len(manifest), unit=" utterances", desc=str(manifest.path)) as progress:
-            progress.update(len(manifest) - sum(len(_rows(manifest, start)) for start in missing))
-            for job in as_completed(jobs):
-                utterances, found = job.result()
-                progress.update(utterances)
-                errors += found
+    jobs = ((start, path, config, dtype) for start, path in missing.items())
+    with tqdm(total=len(manifest), unit=" utterances", desc=str(manifest.path)) as progress:
+        progress.update(len(manifest) - sum(len(_rows(manifest, start)) for start in missing))
+        for utterances, found in parallel_map(_write_shard, jobs, workers, _start_worker, (manifest,)):
+            progress.update(utterances)
+            errors += found
     if errors:
         shown = "; ".join(errors[:_ERRORS_SHOWN])
         raise InputError(
@@ -147,20 +145,42 @@ def _start_worker(manifest: Manifest) -> None:
     torch.set_num_threads(1)  # one process a core
 
 
-def _write_shard(start: int, path: Path, config: FeatureConfig, dtype: str) -> tuple[int, list[str]]:
-    """Write a shard unless an utterance of it fails; return the number of its utterances and the errors."""
+def _write_shard(job: tuple[int, Path, FeatureConfig, str]) -> tuple[int, list[str]]:
+    """Write a shard unless an utterance of it fails; return the number of its utterances and the errors.
+
+    Each utterance goes to the file as it comes: memory holds one.
+    """
+    start, path, config, dtype = job
+    rows = _rows(_manifest, start)
     errors: list[str] = []
-    arrays: list[np.ndarray] = []
-    for row in _rows(_manifest, start):
-        try:
-            arrays.append(_utterance(row, config).numpy().astype(dtype))
-        except InputError as error:
-            errors.append(str(error))
-    if not errors:
-        # counts first: wherever there are features, there are counts
-        _save(_counts_path(path), np.array([len(array) for array in arrays]))
-        _save(path, np.concatenate(arrays))
-    return len(_rows(_manifest, start)), errors
+    counts: list[int] = []
+    try:
+        with atomic_path(path) as temporary, open(temporary, "wb") as file:
+            _write_header(file, 0, config.num_mel_bins, dtype)
+            for row in rows:
+                try:
+                    features = _utterance(row, config).numpy().astype(dtype)
+                except InputError as error:
+                    errors.append(str(error))
+                else:
+                    file.write(features.data)
+                    counts.append(len(features))
+            if errors:
+                raise InputError("no shard without all of its utterances")
+            _write_header(file, sum(counts), config.num_mel_bins, dtype)
+            _save(
+                _counts_path(path), np.array(counts)
+            )  # first: wherever there are features, there are counts
+    except InputError:
+        pass  # the errors say why
+    return len(rows), errors
+
+
+def _write_header(file: BinaryIO, frames: int, bins: int, dtype: str) -> None:
+    """The head of a ``.npy`` file: NumPy leaves room in it for the first axis to grow."""
+    file.seek(0)
+    header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (frames, bins)}
+    np.lib.format.write_array_header_1_0(file, header)
 
 
 def _utterance(row: int, config: FeatureConfig) -> Tensor:

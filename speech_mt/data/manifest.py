@@ -164,10 +164,10 @@ def write_manifest(path: str | Path, rows: Iterable[Mapping[str, object]]) -> No
         InputError: naming file and row, for a row with other columns than the first, a field that holds a
             tab, line break, carriage return or NUL, or anything :class:`Manifest` refuses to read.
     """
-    content = manifest_bytes(path, rows)
-    Manifest(Path(path), content)  # refuses now what reading would refuse later
     with atomic_path(Path(path)) as temporary:
-        temporary.write_bytes(content)
+        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+            file.writelines(_lines(path, rows))
+        Manifest(Path(path), temporary.read_bytes())  # refuses now what reading would refuse later
 
 
 def manifest_bytes(path: str | Path, rows: Iterable[Mapping[str, object]]) -> bytes:

@@ -16,8 +16,10 @@ from speech_mt.data.features import FRAME_LENGTH_MS, FeatureConfig, frame_count,
 from speech_mt.data.manifest import Manifest
 from speech_mt.data.specaugment import SpecAugment, mask_generator
 from speech_mt.data.speed import SpeedPerturbation
-from speech_mt.data.transcripts import TargetSizes, Tokenizer, target_sizes
+from speech_mt.data.transcripts import TargetSizes, Tokenizer, target_sizes, too_short_for_ctc
 from speech_mt.errors import InputError
+
+TOO_SHORT = f"less audio than one window of {FRAME_LENGTH_MS:.0f} ms"
 
 
 class SpeechDataset(FairseqDataset):
@@ -217,7 +219,7 @@ class SpeechDataset(FairseqDataset):
         targets = self.targets
         max_frames, max_units = (np.inf if limit is None else limit for limit in max_positions)
         reasons = [
-            (self.frames < 1, f"less audio than one window of {FRAME_LENGTH_MS:.0f} ms"),
+            (self.frames < 1, TOO_SHORT),
             (self.frames > max_frames, f"more than {max_frames} frames"),
             (
                 targets.units + 1 > max_units,
@@ -226,9 +228,8 @@ class SpeechDataset(FairseqDataset):
         ]
         if self.training:
             reasons.append((targets.units == 0, "no transcript"))
-        if self.training and self.ctc_subsampling:
-            encoder_frames = self.frames // self.ctc_subsampling
-            reasons.append((encoder_frames < targets.ctc_frames, "fewer encoder frames than CTC needs"))
+            short = too_short_for_ctc(self.frames, targets, self.ctc_subsampling)
+            reasons.append((short, "fewer encoder frames than CTC needs"))
         remaining = np.asarray(indices)
         excluded = {}
         for applies, reason in reasons:

@@ -23,17 +23,30 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def run_stage(folder: Path, name: str, settings: Mapping[str, object], work: Callable[[], str]) -> None:
+def run_stage(
+    folder: Path,
+    name: str,
+    settings: Mapping[str, object],
+    work: Callable[[], str],
+    inputs: Mapping[str, object] | None = None,
+) -> None:
     """Do ``work`` unless ``folder`` says that it was done; print one line either way.
 
-    ``work`` returns that line. It and ``settings``, whatever decides the result, are kept as JSON in
+    ``work`` returns that line. It, ``settings`` and ``inputs`` are kept as JSON in
     ``folder/.<name>.completed``. An interrupted stage leaves no such file, so ``work`` is called again.
+
+    Args:
+        folder: where the result is, and the file that says so.
+        name: of the stage.
+        settings: what the user chose that decides the result.
+        work: makes the result and returns its summary.
+        inputs: digests of what is read, if ``work`` may be done again when that has changed.
 
     Raises:
         InputError: the stage was completed with other settings, so what lies there is not what was asked for.
     """
     marker = folder / f".{name}.completed"
-    asked = json.loads(json.dumps(settings))
+    asked, read = json.loads(json.dumps([settings, inputs]))
     if marker.exists():
         done = json.loads(marker.read_text(encoding="utf-8"))
         made = done["settings"]
@@ -47,9 +60,13 @@ def run_stage(folder: Path, name: str, settings: Mapping[str, object], work: Cal
                 f"{folder} holds a result of other settings ({'; '.join(changed)}): "
                 "delete that folder or choose another one"
             )
-        print(f"{name}: done already ({done['summary']})", flush=True)
-        return
+        if done.get("inputs") == read:
+            print(f"{name}: done already ({done['summary']})", flush=True)
+            return
+        print(f"{name}: what it was made from has changed, so it is made again", flush=True)
+        marker.unlink()
     summary = work()
     with atomic_path(marker) as temporary:
-        temporary.write_text(json.dumps({"summary": summary, "settings": asked}, indent=1), encoding="utf-8")
+        done = {"summary": summary, "settings": asked, "inputs": read}
+        temporary.write_text(json.dumps(done, indent=1), encoding="utf-8")
     print(f"{name}: {summary}", flush=True)

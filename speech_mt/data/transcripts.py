@@ -123,6 +123,19 @@ def target_sizes(texts: Iterable[str], tokenizer: Tokenizer) -> TargetSizes:
     return TargetSizes(units.astype(np.int32), ctc_frames.astype(np.int32), unknown)
 
 
+def too_short_for_ctc(frames: np.ndarray, targets: TargetSizes, subsampling: int) -> np.ndarray:
+    """Which utterances, bool of shape (utterances,), leave CTC fewer encoder frames than it needs.
+
+    Args:
+        frames: of features, int64 of shape (utterances,).
+        targets: of the same utterances.
+        subsampling: the factor by which the model shortens its input; 0: none is too short.
+    """
+    if not subsampling:
+        return np.zeros(len(frames), dtype=bool)
+    return frames // subsampling < targets.ctc_frames
+
+
 def _measure(ids: np.ndarray, units: np.ndarray, unk: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     text_of_id = np.repeat(np.arange(len(units)), units)
     repeats = (ids[1:] == ids[:-1]) & (text_of_id[1:] == text_of_id[:-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby, islice
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from speech_mt.errors import InputError
 WORD_BOUNDARY = "|"
 UNKNOWN = "<unk>"
 PIECE_BOUNDARY = "\u2581"  # begins a sentencepiece piece that begins a word
+MIN_PIECES = 4  # <unk>, <s>, </s> and one more
+MIN_CHARACTER_COVERAGE, MIN_LINES = 0.98, 101  # what sentencepiece takes
 FAIRSEQ_SYMBOLS = ("<s>", "<pad>", "</s>", UNKNOWN)  # fairseq adds these itself
 
 
@@ -93,8 +95,17 @@ def train_sentencepiece(
         max_lines: learn from a random sample of so many lines; 0 means all.
 
     Raises:
-        InputError: the text has too few different strings, or too many characters, for ``vocab_size`` pieces.
+        InputError: the text has too few different strings, or too many characters, for ``vocab_size`` pieces,
+            or sentencepiece does not take such numbers.
     """
+    if not MIN_CHARACTER_COVERAGE <= character_coverage <= 1:
+        raise InputError(
+            f"character coverage {character_coverage:g}: sentencepiece takes {MIN_CHARACTER_COVERAGE} to 1"
+        )
+    if 0 < max_lines < MIN_LINES:
+        raise InputError(
+            f"a sample of {max_lines} lines: sentencepiece takes at least {MIN_LINES}; 0 means all"
+        )
     sentencepiece.set_random_generator_seed(1)  # for the sample
     model = io.BytesIO()
     try:
@@ -110,11 +121,43 @@ def train_sentencepiece(
             hard_vocab_limit=True,
             minloglevel=2,
         )
-    except RuntimeError as error:
-        reason = str(error).rpartition("] ")[2].strip() or "the training text is empty"
+    except (RuntimeError, ValueError) as error:
+        reason = (
+            str(error).rpartition("] ")[2].removeprefix("INVALID_ARGUMENT:").strip()
+            or "the training text is empty"
+        )
         raise InputError(f"sentencepiece cannot learn {vocab_size} {model_type} pieces: {reason}") from None
     with atomic_path(model_path) as temporary:
         temporary.write_bytes(model.getvalue())
+
+
+def build_vocabulary(
+    texts: Callable[[], Iterable[str]],
+    folder: Path,
+    *,
+    vocab_type: str = "char",
+    size: int = 1000,
+    model_type: str = "unigram",
+) -> int:
+    """Write ``dict.txt``, and for sentencepiece ``spm.model``, to ``folder``; return the number of symbols.
+
+    Args:
+        texts: gives the training transcripts, each time it is called.
+        folder: where the files go.
+        vocab_type: ``char`` or ``sentencepiece``.
+        size, model_type: of sentencepiece, see :func:`train_sentencepiece`.
+
+    Raises:
+        InputError: see :func:`characters`, :func:`write_dictionary` and :func:`train_sentencepiece`.
+    """
+    if vocab_type == "char":
+        counts = character_counts(texts())
+    else:
+        model_path = folder / "spm.model"
+        train_sentencepiece(texts(), model_path, vocab_size=size, model_type=model_type)
+        counts = sentencepiece_counts(texts(), load_sentencepiece(model_path))
+    write_dictionary(folder / "dict.txt", counts)
+    return len(counts)
 
 
 def load_sentencepiece(model_path: Path) -> sentencepiece.SentencePieceProcessor:

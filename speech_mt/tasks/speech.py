@@ -25,7 +25,7 @@ from speech_mt.data.audio import audio_duration
 from speech_mt.data.features import FeatureConfig
 from speech_mt.data.manifest import Manifest, manifest_bytes, read_manifest
 from speech_mt.data.specaugment import POLICIES, apply_masks
-from speech_mt.data.speech_dataset import SpeechDataset
+from speech_mt.data.speech_dataset import TOO_SHORT, SpeechDataset
 from speech_mt.data.speed import SpeedPerturbation
 from speech_mt.data.transcripts import CharacterTokenizer, SentencePieceTokenizer, Tokenizer
 from speech_mt.decoding.ctc_generator import CTCGenerator, Decoder
@@ -165,9 +165,10 @@ class SpeechManifestTask(FairseqTask):
                 f"{dataset.manifest.path}: {len(rows)} of {len(indices)} utterances have {reason}: {ids}"
             )
             if not ignore_invalid_inputs:
+                limit = "" if reason == TOO_SHORT else "raise --max-source-positions or --max-target-positions, "
                 raise InputError(
-                    f"{message}; raise the limit (--max-source-positions, --max-target-positions), remove "
-                    "them, or skip them with --skip-invalid-size-inputs-valid-test"
+                    f"{message}; {limit}remove them from the manifest, or skip them with "
+                    "--skip-invalid-size-inputs-valid-test"
                 )
             if message not in self.told:  # training batches are made every epoch
                 self.told.add(message)

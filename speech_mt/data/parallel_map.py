@@ -1,0 +1,54 @@
+"""A function over many items by several processes, with few items in memory at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from speech_mt.errors import InputError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_AHEAD = 4  # items a worker, being worked on or waiting
+
+
+def parallel_map(
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    workers: int,
+    initializer: Callable[..., None] | None = None,
+    initargs: tuple = (),
+) -> Iterator[Result]:
+    """Yield ``function(item)`` in the order of ``items``, computed by ``workers`` processes.
+
+    ``items`` is read as work proceeds and results wait for the consumer, so that neither is ever held whole.
+
+    Args:
+        function, items: what is sent to a process, so both must pickle.
+        workers: processes.
+        initializer, initargs: called once in each process.
+
+    Raises:
+        InputError: a process was killed, as happens when memory runs out.
+        Exception: whatever ``function`` raises, at the item's turn.
+    """
+    pool = ProcessPoolExecutor(workers, initializer=initializer, initargs=initargs)
+    pending: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) >= _AHEAD * workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    except BrokenProcessPool:
+        raise InputError(
+            "a worker process was killed, perhaps for lack of memory: run this again with fewer --workers; "
+            "what is done is kept"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
