@@ -48,7 +48,10 @@ def read_audio(path: str | Path, sample_rate: int, resample: bool = False) -> np
     if rate == sample_rate:
         return samples
     if not resample:
-        raise wrong_rate(path, rate, sample_rate)
+        raise AudioError(
+            "sample rate",
+            f"{path}: sampled at {rate} Hz, expected {sample_rate} Hz; set --sample-rate {rate} or --resample",
+        )
     return _resample(samples, rate, sample_rate)
 
 
@@ -74,11 +77,13 @@ def open_audio(path: str | Path) -> soundfile.SoundFile:
     """
     if not Path(path).is_file():
         raise AudioError("missing audio", f"{path}: no such audio file")
+    if Path(path).stat().st_size == 0:
+        raise AudioError("no samples", f"{path}: not an audio file, but an empty one (0 bytes)")
     try:
         file = soundfile.SoundFile(path)
     except soundfile.LibsndfileError as error:
         raise AudioError(
-            "not audio", f"{path}: not an audio file that libsndfile can open ({error})"
+            "not audio", f"{path}: not an audio file that libsndfile can open ({error.error_string})"
         ) from None
     if file.frames >= _UNKNOWN_LENGTH:
         file.close()
@@ -105,20 +110,13 @@ def read_blocks(file: soundfile.SoundFile) -> Iterator[np.ndarray]:
             yield block
     except soundfile.LibsndfileError as error:
         raise AudioError(
-            "cannot be decoded", f"{path}: cannot be decoded ({error}); is the file damaged or cut short?"
+            "cannot be decoded",
+            f"{path}: cannot be decoded ({error.error_string.strip(' .')}); is the file damaged or cut short?",
         ) from None
     if file.frames == 0:
         raise AudioError("no samples", f"{path}: holds no audio (0 samples)")
     if read < file.frames:
         raise AudioError("truncated", f"{path}: truncated, {read} of {file.frames} samples could be read")
-
-
-def wrong_rate(path: str | Path, rate: int, sample_rate: int) -> AudioError:
-    """What to say of a file at ``rate`` where ``sample_rate`` is expected, Hz."""
-    return AudioError(
-        "sample rate",
-        f"{path}: sampled at {rate} Hz, expected {sample_rate} Hz; set --sample-rate {rate} or --resample",
-    )
 
 
 def _resample(samples: np.ndarray, rate: int, new_rate: int) -> np.ndarray:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
 from typing import TypeVar
 
 from speech_mt.errors import InputError
@@ -36,7 +40,7 @@ def parallel_map(
         InputError: a process was killed, as happens when memory runs out.
         Exception: whatever ``function`` raises, at the item's turn.
     """
-    pool = ProcessPoolExecutor(workers, initializer=initializer, initargs=initargs)
+    pool = ProcessPoolExecutor(workers, initializer=_start, initargs=(initializer, initargs))
     pending: deque[Future[Result]] = deque()
     try:
         for item in items:
@@ -52,3 +56,15 @@ def parallel_map(
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _start(initializer: Callable[..., None] | None, initargs: tuple) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if initializer is not None:
+        initializer(*initargs)
+
+
+def _end_with_parent() -> None:
+    """A worker would wait for work for ever if the process that sends it were killed."""
+    wait([parent_process().sentinel])
+    os._exit(1)

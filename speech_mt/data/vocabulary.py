@@ -74,6 +74,23 @@ def write_dictionary(path: Path, counts: Mapping[str, int]) -> None:
         temporary.write_text("".join(f"{symbol} {count}\n" for symbol, count in ranked), encoding="utf-8")
 
 
+def read_dictionary(path: Path) -> dict[str, int]:
+    """The symbols of a ``dict.txt`` and their ids in fairseq, whose own four come first.
+
+    Raises:
+        InputError: the file is missing or no such dictionary.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no such dictionary; make it by scripts/build_vocabulary.py")
+    symbols = list(FAIRSEQ_SYMBOLS)
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        symbol, space, count = line.rpartition(b" ")
+        if not space or not count.isdigit():
+            raise InputError(f"{path} line {number}: expected a symbol and a count, found {line!r}")
+        symbols.append(symbol.decode(errors="replace"))
+    return {symbol: index for index, symbol in enumerate(symbols)}
+
+
 def train_sentencepiece(
     lines: Iterable[str],
     model_path: Path,

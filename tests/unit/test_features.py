@@ -31,6 +31,32 @@ def test_frame_count(samples, rate, frames):
         assert len(log_mel_filterbank(noise(samples), rate)) == frames
 
 
+@pytest.mark.parametrize(("rate", "bins"), [(16000, 80), (8000, 40), (22050, 64)])
+def test_filterbanks_are_kaldis(rate, bins):
+    """Those of torchaudio, also beyond a block of frames; the offset and the tone are for DC removal and leakage."""
+    from torchaudio.compliance.kaldi import fbank
+
+    samples = 0.2 * noise(3 * rate) + 0.3 * np.sin(np.arange(3 * rate) / 9).astype(np.float32) + np.float32(0.1)
+    options = {"num_mel_bins": bins, "sample_frequency": float(rate), "dither": 0.0}
+    expected = fbank(torch.from_numpy(samples).double()[None] * 32768, **options).float()
+    found = log_mel_filterbank(samples, rate, bins)
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_mel_bins": 0}, "--num-mel-bins 0: has to be 4 to 256 at 16000 Hz"),
+        ({"num_mel_bins": 100000}, "--num-mel-bins 100000: has to be 4 to 256"),
+        ({"num_mel_bins": 200, "sample_rate": 8000}, "has to be 4 to 128 at 8000 Hz"),
+        ({"sample_rate": 0}, "--sample-rate 0: has to be at least 1000 Hz"),
+    ],
+)
+def test_numbers_that_no_filterbank_has(options, words):
+    with pytest.raises(InputError, match=words):
+        FeatureConfig(**options)
+
+
 def test_a_louder_waveform_shifts_all_filterbanks_by_the_same_logarithm():
     quiet, loud = (log_mel_filterbank(gain * noise(4000), 16000, num_mel_bins=40) for gain in (0.1, 1.0))
     assert quiet.shape == (23, 40)

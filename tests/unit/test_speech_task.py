@@ -232,6 +232,17 @@ def test_validation_loses_nothing_silently(folder, caplog):
     assert "valid-0, valid-1; skipped" in caplog.text
 
 
+def test_no_limit_helps_an_utterance_shorter_than_a_window(folder):
+    speech = task(folder)
+    speech.load_dataset("valid")
+    data = speech.dataset("valid")
+    data.frames = np.array([0, 48])
+    with pytest.raises(
+        InputError, match=r"have less audio than one window of 25 ms: valid-0; remove them from the manifest, or skip"
+    ):
+        speech.filter_indices_by_size(np.arange(2), data, (4000, 100))
+
+
 def test_printed_units_become_words(folder):
     assert task(folder).build_bpe(None).decode("a | c a b") == "a cab"
     assert task(folder, post_process="letter").build_bpe(None).decode("a cab") == "a cab"  # words already

@@ -46,3 +46,33 @@ def test_other_settings_are_refused_by_name(tmp_path):
     run_stage(tmp_path, "raw", {"seed": 1, "limits": [1, 2]}, lambda: "done")
     with pytest.raises(InputError, match=r"limits was \[1, 2\], is now None; seed was 1, is now 2"):
         run_stage(tmp_path, "raw", {"seed": 2}, lambda: pytest.fail("must not run"))
+
+
+def test_changed_inputs_are_worked_on_again(tmp_path, capsys):
+    runs = []
+
+    def work():
+        runs.append(1)
+        return f"{len(runs)} lines"
+
+    for digest in ("a", "a", "b", "b"):
+        run_stage(tmp_path, "raw", {"seed": 1}, work, {"text": digest})
+    assert len(runs) == 2
+    assert capsys.readouterr().out.splitlines() == [
+        "raw: 1 lines",
+        "raw: done already (1 lines)",
+        "raw: what it was made from has changed, so it is made again",
+        "raw: 2 lines",
+        "raw: done already (2 lines)",
+    ]
+
+
+def test_work_on_changed_inputs_that_is_interrupted_leaves_no_stage_completed(tmp_path):
+    run_stage(tmp_path, "raw", {}, lambda: "done", {"text": "a"})
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_stage(tmp_path, "raw", {}, interrupted, {"text": "b"})
+    assert not (tmp_path / ".raw.completed").exists()

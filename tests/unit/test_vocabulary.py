@@ -12,6 +12,7 @@ from speech_mt.data.vocabulary import (
     encode,
     load_sentencepiece,
     pieces,
+    read_dictionary,
     sentencepiece_counts,
     train_sentencepiece,
     write_dictionary,
@@ -72,6 +73,32 @@ def test_impossible_sizes_are_refused_with_the_reason(tmp_path, lines, size, rea
     with pytest.raises(InputError, match=rf"cannot learn {size} bpe pieces: .*{reason}"):
         train_sentencepiece(lines, tmp_path / "spm.model", vocab_size=size)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"character_coverage": 0.5}, "character coverage 0.5: sentencepiece takes 0.98 to 1"),
+        ({"max_lines": 50}, "a sample of 50 lines: sentencepiece takes at least 101; 0 means all"),
+        ({"vocab_size": 10**10}, "cannot learn 10000000000 bpe pieces: cannot parse"),
+    ],
+)
+def test_numbers_that_sentencepiece_does_not_take(tmp_path, options, reason):
+    with pytest.raises(InputError, match=reason):
+        train_sentencepiece(LINES, tmp_path / "spm.model", **({"vocab_size": 40} | options))
+
+
+def test_the_ids_of_a_dictionary_are_fairseqs(tmp_path):
+    from fairseq.data import Dictionary
+
+    path = tmp_path / "dict.txt"
+    write_dictionary(path, {"a": 3, "|": 2, "\u00e9": 1})
+    assert read_dictionary(path) == Dictionary.load(str(path)).indices
+    path.write_text("a 3\nb\n")
+    with pytest.raises(InputError, match=r"dict\.txt line 2: expected a symbol and a count, found b'b'"):
+        read_dictionary(path)
+    with pytest.raises(InputError, match=r"none\.txt: no such dictionary"):
+        read_dictionary(tmp_path / "none.txt")
 
 
 def test_what_is_not_covered_becomes_one_unknown_symbol(tmp_path):
