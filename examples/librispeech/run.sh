@@ -13,7 +13,7 @@ root=${SPEECH_MT_DATA:-runs}/LibriSpeech
 subsets="train-clean-100 dev-clean dev-other test-clean test-other"
 download='' data=runs/librispeech/data prepare='' max_bad=0
 config='' arch=spectral_ctc_transformer_tiny out='' updates=20000 subsampling=4
-average=2 decode='' stage=prepare stop_stage=score
+average=best decode='' stage=prepare stop_stage=score
 usage="usage: run.sh [--stage S] [--stop-stage S] with S one of ${stages[*]}
   --root DIR          the folder LibriSpeech (now $root)
   --subsets \"A B\"     train-* to learn, dev-* to validate, test-* to test (now $subsets)
@@ -24,15 +24,15 @@ usage="usage: run.sh [--stage S] [--stop-stage S] with S one of ${stages[*]}
   --arch ARCH         for fairseq-train (now $arch), with --updates N (now $updates)
   --subsampling N     of the model, for CTC (now $subsampling; that of the config, if it says so)
   --out DIR           where the model and the results go (now runs/librispeech/NAME or ARCH)
-  --average N         checkpoints to average (now $average)
+  --average N|best    the last N checkpoints, or those of the best WER that are kept (now $average)
   --decode \"OPTIONS\"  further options of fairseq-generate
   -- OPTIONS          further options of the training command"
 refuse() { echo "error: $1" >&2; echo "$usage" >&2; exit 2; }
 
 while (($#)); do
     case $1 in
-        --stage | --stop-stage | --root | --subsets | --download | --data | --prepare | --max-bad | --config | --arch | \
-            --updates | --subsampling | --out | --average | --decode)
+        --stage | --stop-stage | --root | --subsets | --download | --data | --prepare | --max-bad | --config | \
+            --arch | --updates | --subsampling | --out | --average | --decode)
             (($# > 1)) || refuse "$1 needs a value"
             name=${1#--}; printf -v "${name//-/_}" %s "$2"; shift 2 ;;
         --) shift; break ;;
@@ -42,7 +42,7 @@ done
 for name in "$stage" "$stop_stage"; do
     [[ " ${stages[*]} " == *" $name "* ]] || refuse "there is no stage $name"
 done
-for name in "$max_bad" "$updates" "$subsampling" "$average"; do
+for name in "$max_bad" "$updates" "$subsampling" "${average/#best/1}"; do
     [[ $name =~ ^[0-9]+$ ]] || refuse "$name is not a whole number"
 done
 
@@ -60,7 +60,7 @@ limits+=(--ctc-subsampling "${subsampling:-0}")
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 those() { local subset; for subset in $subsets; do [[ $subset != $1* ]] || echo "$subset"; done; }
 vocabulary() { [[ -f $data/spm.model ]] && echo sentencepiece || echo char; }
-newer() { [[ -s $1 && $1 -nt $2 ]]; } # $1 was made, and after $2
+made() { [[ -f $1 && $1 -nt $2 && $(< "$1") == "$3" ]]; } # the marker $1 is of after the file $2, with options $3
 
 prepare_stage() {
     local -a options
@@ -92,7 +92,8 @@ train_stage() { # goes on from the last checkpoint
             --optimizer adam --adam-betas "(0.9, 0.98)" --lr 1e-3 --lr-scheduler inverse_sqrt
             --warmup-updates "$interval" --clip-norm 1.0 --max-tokens 24000 --max-update "$updates"
             --skip-invalid-size-inputs-valid-test --best-checkpoint-metric wer --no-epoch-checkpoints
-            --save-interval-updates "$interval" --keep-interval-updates 5 --save-dir "$out/checkpoints"
+            --save-interval-updates "$interval" --keep-interval-updates 5 --keep-best-checkpoints 5
+            --save-dir "$out/checkpoints"
             --log-format simple --log-interval 10 --tensorboard-logdir "$out/tensorboard" "$@")
     fi
     if [[ -f $out/.train.completed && $(< "$out/.train.completed") == "${command[*]}" ]]; then
@@ -104,19 +105,22 @@ train_stage() { # goes on from the last checkpoint
 }
 
 average_stage() {
-    newer "$out/average.pt" "$out/checkpoints/checkpoint_last.pt" || python scripts/average_checkpoints.py \
-        --inputs "$out/checkpoints" --num-update-checkpoints "$average" --output "$out/average.pt"
+    local -a inputs=("$out/checkpoints" --num-update-checkpoints "$average")
+    [[ $average != best ]] || inputs=("$out"/checkpoints/checkpoint.best_wer_*.pt)
+    made "$out/.average.completed" "$out/checkpoints/checkpoint_last.pt" "$average" && return
+    python scripts/average_checkpoints.py --inputs "${inputs[@]}" --output "$out/average.pt"
+    echo "$average" > "$out/.average.completed"
 }
 
 decode_stage() {
     local split
     for split in $(those dev) $(those test); do
-        newer "$out/$split/.completed" "$out/average.pt" && { echo "decode $split: done already"; continue; }
+        made "$out/$split/.completed" "$out/average.pt" "$decode" && { echo "decode $split: done already"; continue; }
         # shellcheck disable=SC2086 # options of fairseq-generate
         fairseq-generate "$data" --user-dir user_dir --task speech_manifest --vocab-type "$(vocabulary)" \
             --path "$out/average.pt" --gen-subset "$split" --max-tokens 48000 --results-path "$out/$split" $decode \
             > "$out/$split.log" 2>&1 ||
-            { echo "error: decoding $split failed: $(tail -n 1 "$out/$split.log") (see $out/$split.log)" >&2; return 1; }
+            { echo "error: decoding $split failed, see $out/$split.log: $(tail -n 1 "$out/$split.log")" >&2; return 1; }
         echo "$decode" > "$out/$split/.completed"
     done
 }
