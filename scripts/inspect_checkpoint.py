@@ -13,7 +13,6 @@ import argparse
 import json
 import logging
 import math
-import warnings
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -109,7 +108,6 @@ def measure(args: Namespace) -> Measured:
     """
     from speech_mt import compat
 
-    warnings.filterwarnings("ignore", "`torch.jit.script", FutureWarning)  # fairseq uses it as it is imported
     compat.apply()
     from fairseq import checkpoint_utils, tasks, utils
 

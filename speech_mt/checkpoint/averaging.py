@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from speech_mt.checkpoint.function_options import different_options
 from speech_mt.checkpoint.loading import load_checkpoint
 from speech_mt.checkpoint.mismatch import name_some
 from speech_mt.errors import InputError
@@ -22,15 +23,20 @@ def average_checkpoints(paths: Iterable[str | os.PathLike[str]]) -> dict[str, An
     Source: Vaswani et al. 2017, section 6.1.
 
     Raises:
-        InputError: no path; a checkpoint that does not load; names or shapes that differ, and which.
+        InputError: no path; a checkpoint that does not load; names, shapes or options of the function that differ, and
+            which.
     """
     paths = list(paths)
     if not paths:
         raise InputError("no checkpoints to average")
     total: dict[str, Tensor] = {}
+    first_cfg = None
     for path in paths:
         state = load_checkpoint(path)
-        weights = state["model"]
+        weights, cfg = state["model"], (state.get("cfg") or {}).get("model") or state.get("args")
+        first_cfg = first_cfg or cfg
+        if cfg and (difference := different_options(first_cfg, cfg)):
+            raise InputError(f"cannot average {path} with {paths[0]}: {difference}")
         if total and (difference := _difference(weights, total)):
             raise InputError(f"cannot average {path} with {paths[0]}: {difference}")
         for name, weight in weights.items():

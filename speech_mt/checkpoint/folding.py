@@ -100,6 +100,7 @@ def stock_model_cfg(model_cfg: dict[str, Any]) -> dict[str, Any]:
 
 def _stock_criterion(criterion: dict[str, Any]) -> dict[str, Any]:
     ours = ("monitor", "z_loss", "on_collapse", "collapse_patience", "sharpness_interval", "temperature_intervention")
+    ours += ("skip_nonfinite", "rollback_on_spike")
     stock = {key: value for key, value in criterion.items() if not key.startswith(ours)}
     stock["_name"] = _STOCK_CRITERIONS.get(stock["_name"], stock["_name"])
     return stock

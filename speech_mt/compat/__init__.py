@@ -15,9 +15,11 @@ from dataclasses import dataclass
 
 from speech_mt.compat import (
     checkpoints,
+    combinations,
     data,
     edit_distance,
     empty_hypotheses,
+    interruption,
     logs,
     mistakes,
     nan_detector,
@@ -26,6 +28,7 @@ from speech_mt.compat import (
     prefetch,
     processes,
     raw_text,
+    resuming,
 )
 from speech_mt.compat.environment import check_environment
 
@@ -88,6 +91,70 @@ FIXES: tuple[Fix, ...] = (
         NEVER,
         checkpoints.mismatch_is_not_explained,
         checkpoints.explain_mismatch,
+    ),
+    Fix(
+        "a resumed training is the uninterrupted one; a checkpoint of another function is refused",
+        "weights that fit are taken under any --norm-placement; the step of the learning rate at the end of an "
+        "epoch and the counts of --patience are lost; a --restore-file that does not exist starts anew",
+        NEVER,
+        resuming.resuming_forgets,
+        resuming.resume_whole_or_not_at_all,
+    ),
+    Fix(
+        "reduce_lr_on_plateau counts on after a resume",
+        "its checkpoints hold the best loss and not the epochs since",
+        NEVER,
+        resuming.plateau_forgets,
+        resuming.keep_plateau_counters,
+    ),
+    Fix(
+        "another number of processes goes on at the same place of the epoch",
+        "the place is counted in batches of each process",
+        NEVER,
+        resuming.place_counts_own_batches,
+        resuming.count_batches_of_all_ranks,
+    ),
+    Fix(
+        "a criterion that cannot train the model is refused by name",
+        "the first batch ends in a TypeError or an AttributeError",
+        NEVER,
+        combinations.criterion_is_unchecked,
+        combinations.check_criterion_first,
+    ),
+    Fix(
+        "an ensemble of different kinds of models is refused",
+        "the first batch ends in a TypeError",
+        NEVER,
+        combinations.ensemble_is_unchecked,
+        combinations.check_ensemble_first,
+    ),
+    Fix(
+        "--ddp-backend fully_sharded is refused",
+        "it asks for fairscale, which is no longer maintained",
+        NEVER,
+        combinations.sharding_asks_for_fairscale,
+        combinations.refuse_sharding,
+    ),
+    Fix(
+        "a number out of range is refused by its option's name",
+        "--beam 0 and the like end in a traceback, or in nonsense",
+        NEVER,
+        options.numbers_are_unchecked,
+        options.check_numbers,
+    ),
+    Fix(
+        "a missing data folder is explained",
+        "its name alone does not say what makes it",
+        NEVER,
+        data.missing_data_is_unexplained,
+        data.explain_missing_data,
+    ),
+    Fix(
+        "SIGTERM and Ctrl-C save before they end a training",
+        "what came since the last checkpoint is lost, or a rank waits for one that has gone",
+        NEVER,
+        interruption.ends_without_saving,
+        interruption.save_before_ending,
     ),
     Fix(
         "no half-written checkpoints",
@@ -221,6 +288,7 @@ def apply() -> None:
     """
     mistakes.install_excepthook()
     check_environment()
+    logs.import_in_silence()
     for fix in FIXES:
         if fix.needed():
             fix.apply()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+
+from speech_mt.errors import InputError
 
 
 def last_batch_is_dropped() -> bool:
@@ -47,6 +50,28 @@ def numpy_compat_is_missing() -> bool:
 
 def provide_numpy_compat() -> None:
     np.compat = SimpleNamespace(long=int)  # all that fairseq takes from it, and what it was
+
+
+def missing_data_is_unexplained() -> bool:
+    from fairseq.data import data_utils
+
+    return data_utils.infer_language_pair.__module__ == data_utils.__name__
+
+
+def explain_missing_data() -> None:
+    from fairseq.data import data_utils
+
+    stock = data_utils.infer_language_pair
+
+    def infer_language_pair(path: str) -> Any:
+        if not Path(path).is_dir():
+            raise InputError(
+                f"{path}: no such data folder; python scripts/prepare_text.py makes one from text, and make demo that "
+                "of examples/numbers, runs/numbers/data/mt/bin"
+            )
+        return stock(path)
+
+    data_utils.infer_language_pair = infer_language_pair
 
 
 def sox_is_missing() -> bool:

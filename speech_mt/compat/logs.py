@@ -39,6 +39,7 @@ def restore_logs() -> None:
         )
 
 
+AT_IMPORT = r"`torch\.jit\.script"  # and a line about tensorboardX: said while fairseq is imported
 IDLE_WARNINGS = (  # how messages start that are about fairseq's way to call hydra and torch
     r"hydra\.experimental\.(initialize|compose)\(\) is no longer experimental",
     r"\s*The version_base parameter is not specified",
@@ -63,3 +64,9 @@ def silence_idle_warnings() -> None:
     for message in IDLE_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger(IDLE_LOGGER).setLevel(logging.WARNING)
+
+
+def import_in_silence() -> None:
+    """For scripts of ours; fairseq's commands import fairseq before they import ``user_dir``."""
+    warnings.filterwarnings("ignore", AT_IMPORT, FutureWarning)
+    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)

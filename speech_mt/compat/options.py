@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import sys
 import types
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from speech_mt.checkpoint.mismatch import name_some
+from speech_mt.errors import InputError
+from speech_mt.ranges import COUNT, NOT_NEGATIVE, POSITIVE, PROBABILITY, Range, check_ranges
+
+RANGES: dict[str, Range] = {
+    **dict.fromkeys(("beam", "nbest", "batch_size", "batch_size_valid", "max_tokens", "max_tokens_valid"), COUNT),
+    **dict.fromkeys(("log_interval", "save_interval", "validate_interval", "required_batch_size_multiple"), COUNT),
+    **dict.fromkeys(("max_len_a", "max_len_b", "min_len", "num_workers", "warmup_updates", "clip_norm"), NOT_NEGATIVE),
+    **dict.fromkeys(("save_interval_updates", "validate_interval_updates", "max_epoch", "max_update"), NOT_NEGATIVE),
+    "temperature": POSITIVE,
+    "label_smoothing": PROBABILITY,
+}
+"""What fairseq's own commands take, and end in a traceback or in nonsense, if it lies outside."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -103,6 +116,35 @@ def bf16_needs_no_tpu() -> None:
         args = parsed[0] if isinstance(parsed, tuple) else parsed
         if getattr(args, "bf16", False) and "--tpu" not in (sys.argv if input_args is None else input_args):
             args.tpu = False
+        return parsed
+
+    options.parse_args_and_arch = parse_args_and_arch
+
+
+def numbers_are_unchecked() -> bool:
+    from fairseq import options
+
+    parser = argparse.ArgumentParser()
+    for option in ("--beam", "--batch-size"):
+        parser.add_argument(option, type=int)
+    try:
+        options.parse_args_and_arch(parser, ["--beam", "0"])
+    except InputError:
+        return False
+    return True
+
+
+def check_numbers() -> None:
+    from fairseq import options
+
+    stock = options.parse_args_and_arch
+
+    def parse_args_and_arch(*args: Any, **kwargs: Any) -> Any:
+        parsed = stock(*args, **kwargs)
+        options = parsed[0] if isinstance(parsed, tuple) else parsed
+        check_ranges(options, RANGES)
+        if getattr(options, "nbest", 1) > getattr(options, "beam", math.inf):
+            raise InputError(f"--nbest {options.nbest}: there are only --beam {options.beam} hypotheses")
         return parsed
 
     options.parse_args_and_arch = parse_args_and_arch

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
+from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig
 from torch import nn
 
@@ -18,12 +19,40 @@ from speech_mt.models.config import NEUTRENO_LAMBDA, EncoderConfig
 from speech_mt.modules.residual import init_gain
 from speech_mt.modules.token_mixing import token_mixings
 from speech_mt.optim.weight_decay import exclude_controls
+from speech_mt.ranges import COUNT, PROBABILITY, Range, check_ranges
 from speech_mt.reparam import REPARAMS, fold, states, value_spectrum
 from speech_mt.reparam.value_projections import SpectralProjection
 
 logger = logging.getLogger(__name__)
 
+RANGES = {
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), Range(0, 1)),
+    **{f"{side}_{name}": COUNT for side in ("encoder", "decoder") for name in ("embed_dim", "ffn_embed_dim", "layers")},
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "conv_channels"), COUNT),
+    **dict.fromkeys(("max_source_positions", "max_target_positions"), COUNT),
+    "layerdrop": PROBABILITY,
+    "ctc_weight": Range(0),
+}
 LAYERS = r"(^|\.)layers\.\d+\."  # every Linear in the layers; embeddings, front end and output stay as they are
+
+
+def check_config(cfg: EncoderConfig) -> None:
+    """Refuse numbers that no model can have, before one is built.
+
+    Raises:
+        InputError: naming the option, its value and where it has to lie.
+    """
+    check_ranges(cfg, RANGES)
+
+
+def check_speech_task(model: type[nn.Module], task: FairseqTask) -> None:
+    """Refuse to build a speech model for a task that has no filterbanks.
+
+    Raises:
+        InputError: naming the task that has.
+    """
+    if not hasattr(task.cfg, "num_mel_bins"):
+        raise InputError(f"{model.__name__} reads speech, which {type(task).__name__} is not: --task speech_manifest")
 
 
 def reparametrize(model: nn.Module, cfg: EncoderConfig) -> None:
@@ -40,8 +69,6 @@ def reparametrize(model: nn.Module, cfg: EncoderConfig) -> None:
     for option in ("attention_softcap", "qk_clip"):
         if getattr(cfg, option) < 0:
             raise InputError(f"--{option.replace('_', '-')} {getattr(cfg, option)}: 0 is off, anything else above 0")
-    if not 0 <= cfg.layerdrop < 1:
-        raise InputError(f"--layerdrop {cfg.layerdrop}: a probability, 0 or above and below 1")
     reparam = str(cfg.reparam)
     if reparam != "none" and cfg.qk_clip > 0:
         raise InputError(f"--qk-clip shrinks W, which has no effect under --reparam {reparam}: use one of the two")
@@ -118,8 +145,8 @@ def _controlled(model: nn.Module) -> str | None:
 def start_from_checkpoint(model: nn.Module, path: str) -> None:
     """Give a model that is not reparametrised yet the weights of a checkpoint, ours or stock fairseq's.
 
-    A missing file is an error only once training begins: a trained model is rebuilt from its options to decode, and
-    its start is then of no interest.
+    A missing file is an error only if nothing else is loaded (see :meth:`SpectralModel.check_start`): a trained model
+    is rebuilt from its options to decode or to go on, and its start is then of no interest.
     """
     if not Path(path).exists():
         model.missing_start = path
@@ -152,11 +179,10 @@ class SpectralModel:
 
     missing_start: str | None = None  # a --reparam-from that was not there when the model was built
 
-    def set_num_updates(self, num_updates: int) -> None:
-        """Before every micro-batch of training."""
+    def check_start(self) -> None:
+        """Called when a training begins and has loaded no checkpoint, before it reads its data."""
         if self.missing_start is not None:
             raise InputError(f"--reparam-from {self.missing_start}: no such file")
-        super().set_num_updates(num_updates)
 
     def load_state_dict(self, *args: object, **kwargs: object) -> object:
         """A loaded checkpoint is a start."""

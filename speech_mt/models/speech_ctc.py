@@ -11,7 +11,7 @@ from torch import Tensor
 
 from speech_mt.models.config import SpectralCTCTransformerConfig
 from speech_mt.models.encoder import SpeechEncoder
-from speech_mt.models.spectral import SpectralModel, reparametrize, set_defaults
+from speech_mt.models.spectral import SpectralModel, check_config, check_speech_task, reparametrize, set_defaults
 
 
 @register_model("spectral_ctc_transformer", dataclass=SpectralCTCTransformerConfig)
@@ -21,6 +21,8 @@ class SpectralCTCTransformer(SpectralModel, FairseqEncoderModel):
     @classmethod
     def build_model(cls, cfg: SpectralCTCTransformerConfig, task: FairseqTask) -> SpectralCTCTransformer:
         """A new model for the task's features and dictionary."""
+        check_speech_task(cls, task)
+        check_config(cfg)
         model = cls(SpeechEncoder(cfg, task.cfg.num_mel_bins, ctc_classes=len(task.target_dictionary)))
         reparametrize(model, cfg)
         return model

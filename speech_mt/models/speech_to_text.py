@@ -13,7 +13,7 @@ from speech_mt.errors import InputError
 from speech_mt.models.config import SpectralS2TTransformerConfig, decoder_dim
 from speech_mt.models.decoder import TransformerDecoder
 from speech_mt.models.encoder import SpeechEncoder
-from speech_mt.models.spectral import SpectralModel, reparametrize, set_defaults
+from speech_mt.models.spectral import SpectralModel, check_config, check_speech_task, reparametrize, set_defaults
 
 
 @register_model("spectral_s2t_transformer", dataclass=SpectralS2TTransformerConfig)
@@ -23,6 +23,8 @@ class SpectralS2TTransformer(SpectralModel, FairseqEncoderDecoderModel):
     @classmethod
     def build_model(cls, cfg: SpectralS2TTransformerConfig, task: FairseqTask) -> SpectralS2TTransformer:
         """A new model for the task's features and dictionary; a CTC head if there is a ``ctc_weight``."""
+        check_speech_task(cls, task)
+        check_config(cfg)
         target = task.target_dictionary
         embedding = Embedding(len(target), decoder_dim(cfg), target.pad())
         encoder = SpeechEncoder(cfg, task.cfg.num_mel_bins, ctc_classes=len(target) if cfg.ctc_weight > 0 else 0)

@@ -14,7 +14,7 @@ from speech_mt.errors import InputError
 from speech_mt.models.config import SpectralTransformerConfig, decoder_dim
 from speech_mt.models.decoder import TransformerDecoder
 from speech_mt.models.encoder import TextEncoder
-from speech_mt.models.spectral import SpectralModel, reparametrize, set_defaults
+from speech_mt.models.spectral import SpectralModel, check_config, reparametrize, set_defaults
 
 
 @register_model("spectral_transformer", dataclass=SpectralTransformerConfig)
@@ -28,8 +28,10 @@ class SpectralTransformer(SpectralModel, FairseqEncoderDecoderModel):
         """A new model for the task's dictionaries.
 
         Raises:
-            InputError: ``--share-all-embeddings`` without a joined dictionary or with different widths.
+            InputError: an option out of range; ``--share-all-embeddings`` without a joined dictionary or with different
+                widths.
         """
+        check_config(cfg)
         source, target = task.source_dictionary, task.target_dictionary
         if cfg.share_all_embeddings:
             if source != target:

@@ -8,9 +8,9 @@ fold(model)                        # W_hat becomes the plain weight, the reparam
 from __future__ import annotations
 
 import re
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from speech_mt.reparam.sigma import Matrix, SigmaReparam
 from speech_mt.reparam.value_projections import SpectralProjection, fold_value_spectrum
 
 LINEAR_TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d)
+FOLDED_TYPES = (*LINEAR_TYPES, nn.Embedding, nn.MultiheadAttention)
+OF_ATTENTION = {"in_proj_weight": 3, "q_proj_weight": 1, "k_proj_weight": 1, "v_proj_weight": 1}
+"""Bare parameters of nn.MultiheadAttention, and their chunks: W_q, W_k and W_v above each other are three matrices."""
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -58,6 +61,8 @@ def sigma_reparam(
 ) -> list[str]:
     """Reparametrise the Linear, Conv1d and Conv2d weights in ``module``: W_hat = gamma / sigma(W) * W.
 
+    Also what nn.MultiheadAttention projects with; of its packed ``in_proj_weight``, W_q, W_k and W_v each on its own.
+
     The state (one gamma a weight) belongs to the nearest element of a ModuleList above a weight, as a Transformer
     layer is, or else to ``module`` itself, under the name ``sigma_reparam``. A weight that two modules share (tied
     embeddings) is left alone, so that it stays tied. Make the optimizer afterwards: gamma is a new parameter.
@@ -75,19 +80,21 @@ def sigma_reparam(
         ValueError: a weight is already parametrised, or nothing matches.
     """
     types = (*LINEAR_TYPES, nn.Embedding) if embeddings else LINEAR_TYPES
-    taken: dict[str, list[tuple[str, nn.Module]]] = defaultdict(list)
-    for name, child in select_weights(module, include, exclude, types):
-        taken[_owner_name(module, name)].append((name, child))
+    taken: dict[str, list[Selected]] = defaultdict(list)
+    for selected in select_weights(module, include, exclude, types):
+        taken[_owner_name(module, selected.name)].append(selected)
     for owner_name, members in taken.items():
         matrices, links = [], []
-        for name, child in members:
-            count = next((n for pattern, n in (chunks or {}).items() if re.search(pattern, name)), 1)
-            if child.weight.shape[0] % count:
-                raise ValueError(f"{name}.weight has {child.weight.shape[0]} rows, not a multiple of {count} chunks")
+        for name, child, parameter in members:
+            count = OF_ATTENTION.get(parameter, 1)
+            count = next((n for pattern, n in (chunks or {}).items() if re.search(pattern, name)), count)
+            rows = getattr(child, parameter).shape[0]
+            if rows % count:
+                raise ValueError(f"{name}.{parameter} has {rows} rows, not a multiple of {count} chunks")
             link = WeightHat(count)
             link.index = len(matrices)
-            parametrize.register_parametrization(child, "weight", link, unsafe=True)
-            matrices += [Matrix(child.parametrizations["weight"], i, count) for i in range(count)]
+            parametrize.register_parametrization(child, parameter, link, unsafe=True)
+            matrices += [Matrix(child.parametrizations[parameter], i, count) for i in range(count)]
             links.append(link)
         state = SigmaReparam(
             matrices,
@@ -101,13 +108,25 @@ def sigma_reparam(
         state.hook(owner)
         for link in links:
             link.state = (state,)
-    return [f"{name}.weight".lstrip(".") for members in taken.values() for name, _ in members]
+    return [selected.qualified_name for members in taken.values() for selected in members]
+
+
+class Selected(NamedTuple):
+    """A weight: its module's qualified name, the module, and the parameter's name in it."""
+
+    name: str
+    module: nn.Module
+    parameter: str
+
+    @property
+    def qualified_name(self) -> str:
+        return f"{self.name}.{self.parameter}".lstrip(".")
 
 
 def select_weights(
     module: nn.Module, include: str = "", exclude: str | None = None, types: tuple[type, ...] = LINEAR_TYPES
-) -> list[tuple[str, nn.Module]]:
-    """The modules of the given types whose name matches and whose weight is not shared, with their names.
+) -> list[Selected]:
+    """The weights of the given types of modules, and of attention, whose name matches and that are not shared.
 
     Raises:
         ValueError: a weight is already parametrised, or nothing matches.
@@ -115,15 +134,16 @@ def select_weights(
     tied = _shared_parameters(module)
     selected = []
     for name, child in module.named_modules():
-        if not isinstance(child, types) or not re.search(include, name) or (exclude and re.search(exclude, name)):
+        if not re.search(include, name) or (exclude and re.search(exclude, name)):
             continue
-        if parametrize.is_parametrized(child, "weight") or isinstance(child, SpectralProjection):
-            raise ValueError(f"{name}.weight is already parametrised")
-        if id(child.weight) not in tied:
-            selected.append((name, child))
-    packed = [name for name, child in module.named_modules() if getattr(child, "in_proj_weight", None) is not None]
-    if packed:
-        warnings.warn(f"q, k and v of {', '.join(packed)} are one bare parameter, in_proj_weight, which is not taken")
+        candidates = ["weight"] if isinstance(child, types) else []
+        if isinstance(child, nn.MultiheadAttention):
+            candidates = [parameter for parameter in OF_ATTENTION if getattr(child, parameter, None) is not None]
+        for parameter in candidates:
+            if parametrize.is_parametrized(child, parameter) or isinstance(child, SpectralProjection):
+                raise ValueError(f"{name}.{parameter} is already parametrised")
+            if id(getattr(child, parameter)) not in tied:
+                selected.append(Selected(name, child, parameter))
     if not selected:
         raise ValueError(f"no weight of {type(module).__name__} matches include={include!r}, exclude={exclude!r}")
     return selected
@@ -176,9 +196,10 @@ def fold(module: nn.Module) -> list[str]:
         state.eval()
     folded = []
     for name, child in module.named_modules():
-        if isinstance(child, LINEAR_TYPES + (nn.Embedding,)) and parametrize.is_parametrized(child, "weight"):
-            parametrize.remove_parametrizations(child, "weight", leave_parametrized=True)
-            folded.append(f"{name}.weight".lstrip("."))
+        for parameter in ("weight", *OF_ATTENTION):
+            if isinstance(child, FOLDED_TYPES) and parametrize.is_parametrized(child, parameter):
+                parametrize.remove_parametrizations(child, parameter, leave_parametrized=True)
+                folded.append(Selected(name, child, parameter).qualified_name)
     for owner, state in owners:
         state.remove_hooks()
         del owner.sigma_reparam

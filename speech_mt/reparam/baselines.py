@@ -22,6 +22,6 @@ def spectral_norm(module: nn.Module, *, include: str = "", exclude: str | None =
 def weight_norm(module: nn.Module, *, include: str = "", exclude: str | None = None) -> list[str]:
     """PyTorch's weight normalisation, started at the present weights; arguments and result as the others'."""
     selected = select_weights(module, include, exclude)
-    for _, child in selected:
-        parametrizations.weight_norm(child, "weight", dim=0)
-    return [f"{name}.weight" for name, _ in selected]
+    for _, child, parameter in selected:
+        parametrizations.weight_norm(child, parameter, dim=0)
+    return [weight.qualified_name for weight in selected]

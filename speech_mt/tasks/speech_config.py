@@ -10,6 +10,12 @@ from omegaconf import II, MISSING
 
 from speech_mt.data.features import NORMALIZATIONS, FeatureConfig
 from speech_mt.data.specaugment import POLICIES
+from speech_mt.ranges import COUNT, NOT_NEGATIVE
+
+RANGES = {
+    **dict.fromkeys(("sample_rate", "num_mel_bins", "max_source_positions", "max_target_positions"), COUNT),
+    "ctc_subsampling": NOT_NEGATIVE,
+}
 
 
 @dataclass

@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from speech_mt.checkpoint import load_checkpoint
 
 REPOSITORY = Path(__file__).parents[2]
@@ -66,3 +68,13 @@ def hypotheses(done: Done) -> list[str]:
     """The H- and D- lines of fairseq-generate."""
     assert done.returncode == 0, done.stderr
     return sorted(line for line in done.stdout.splitlines() if line.startswith(("H-", "D-")))
+
+
+@pytest.fixture(scope="session")
+def command_server():
+    """What runs commands without importing fairseq for each."""
+    from .commands import Server
+
+    server = Server()
+    yield server
+    server.close()

@@ -222,4 +222,4 @@ def test_a_mistyped_option_is_one_line_with_the_nearest(result):
 def test_a_missing_data_folder_is_one_line(result):
     done = result("no folder")
     assert done.returncode == 1
-    assert error(done) == "error: nowhere: No such file or directory"
+    assert error(done).startswith("error: nowhere: no such data folder; python scripts/prepare_text.py makes one")

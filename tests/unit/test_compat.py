@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from speech_mt import compat
-from speech_mt.compat import data, environment, logs, mistakes, processes, raw_text
+from speech_mt.compat import combinations, data, environment, interruption, logs, mistakes, processes, raw_text
 from speech_mt.compat.options import OneLineParser
 from speech_mt.errors import InputError
 
@@ -45,7 +45,12 @@ print(json.dumps({"before": before, "after": after, "handlers": len(logging.getL
 
 
 def test_every_fix_is_needed_by_this_fairseq(needed):
-    in_other_commands = (processes.hydra_trains_alone, raw_text.lines_are_split_at_carriage_returns)
+    in_other_commands = (
+        processes.hydra_trains_alone,
+        raw_text.lines_are_split_at_carriage_returns,
+        combinations.sharding_asks_for_fairscale,
+        interruption.ends_without_saving,
+    )
     unneeded = [f.what for f, was in zip(compat.FIXES, needed["before"], strict=True) if not was]
     assert unneeded == [f.what for f in compat.FIXES if f.needed in in_other_commands]
 

@@ -190,11 +190,12 @@ def test_a_bad_option_is_one_message(task, options, message):
         label_smoothed(task, **options)
 
 
-def test_class_names_let_a_plain_run_resume_under_the_monitor():
+def test_checkpoints_keep_the_name_of_the_loss():
+    """fairseq compares it when a run resumes: a plain run may go on under the monitor, and back."""
     names = [
-        LabelSmoothedCrossEntropyWithEntropy.__name__,
-        LabelSmoothedCrossEntropyWithCtcAndEntropy.__name__,
-        CtcWithEntropy.__name__,
+        LabelSmoothedCrossEntropyWithEntropy.loss_name,
+        LabelSmoothedCrossEntropyWithCtcAndEntropy.loss_name,
+        CtcWithEntropy.loss_name,
     ]
     stock = [LabelSmoothedCrossEntropyCriterion, LabelSmoothedCrossEntropyWithCtcCriterion, StockCtc]
     assert names == [criterion.__name__ for criterion in stock]

@@ -139,9 +139,9 @@ def test_start_from_a_stock_checkpoint_is_the_same_function(text_model, stock_mo
 def test_a_missing_start_is_an_error_of_training_and_not_of_decoding(text_model):
     model = text_model(reparam="sigma", reparam_from="nowhere.pt")
     with pytest.raises(InputError, match="--reparam-from nowhere.pt: no such file"):
-        model.set_num_updates(0)
+        model.check_start()
     model.load_state_dict(model.state_dict())
-    model.set_num_updates(0)
+    model.check_start()
 
 
 def test_a_start_of_another_depth_is_explained(text_model, tmp_path):

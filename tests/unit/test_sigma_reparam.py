@@ -331,8 +331,38 @@ def test_containers_still_run(recwarn):
     assert not recwarn.list
 
 
-def test_a_bare_linear_and_packed_attention():
+def test_a_bare_linear():
     assert sigma_reparam(nn.Linear(3, 3)) == ["weight"]
-    with pytest.warns(UserWarning, match="q, k and v of self_attn are one bare parameter"):
-        names = sigma_reparam(nn.TransformerEncoderLayer(8, 2))
-    assert names == ["self_attn.out_proj.weight", "linear1.weight", "linear2.weight"]
+
+
+def test_packed_attention_has_a_norm_for_each_of_its_three_matrices():
+    """nn.MultiheadAttention keeps W_q, W_k and W_v above each other in one bare parameter."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, dropout=0.0, batch_first=True)
+    with torch.no_grad():
+        layer.self_attn.in_proj_weight[8:16] *= 5
+    names = sigma_reparam(layer)
+    assert names == ["self_attn.in_proj_weight", "self_attn.out_proj.weight", "linear1.weight", "linear2.weight"]
+    packed = layer.self_attn.in_proj_weight
+    for chunk in packed.chunk(3):
+        torch.testing.assert_close(torch.linalg.matrix_norm(chunk, 2), torch.tensor(1.0), rtol=1e-4, atol=0)
+
+    x = torch.randn(2, 5, 8)
+    layer(x).square().sum().backward()
+    (state,) = [state for _, state in states(layer)]
+    assert state.gamma.grad[:3].abs().min() > 0
+    trained = layer(x)
+    layer.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), trained, rtol=1e-4, atol=1e-5)  # torch's fused path
+    fold(layer)
+    assert layer.self_attn.in_proj_weight.is_leaf
+    torch.testing.assert_close(layer(x), trained, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_over_keys_of_another_width():
+    attention = nn.MultiheadAttention(8, 2, kdim=6, vdim=4)
+    names = ["q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj.weight"]
+    assert sigma_reparam(attention) == names
+    attention(torch.randn(5, 2, 8), torch.randn(3, 2, 6), torch.randn(3, 2, 4))[0].sum().backward()
+    assert fold(attention) == names

@@ -1,0 +1,48 @@
+"""Numbers that an option may have; what lies outside is refused by the option's name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from speech_mt.errors import InputError
+
+
+class Range(NamedTuple):
+    """An interval: least <= x <= most, or with ``open``, least < x and x < most."""
+
+    least: float
+    most: float = math.inf
+    open: tuple[bool, bool] = (False, False)
+
+    def __contains__(self, value: object) -> bool:
+        above = value > self.least if self.open[0] else value >= self.least
+        below = value < self.most if self.open[1] else value <= self.most
+        return bool(above and below)
+
+    def __str__(self) -> str:
+        below = "" if self.most == math.inf else f" and {'below' if self.open[1] else 'at most'} {self.most:g}"
+        return f"{'above' if self.open[0] else 'at least'} {self.least:g}{below}"
+
+
+COUNT = Range(1)
+NOT_NEGATIVE = Range(0)
+POSITIVE = Range(0, open=(True, False))
+PROBABILITY = Range(0, 1, open=(False, True))  # of dropping something: never everything
+
+
+def check_ranges(options: object, ranges: Mapping[str, Range]) -> None:
+    """Look at the options that are set.
+
+    Args:
+        options: a config or namespace; options that it lacks, and those that are None, are not looked at.
+        ranges: name of the option, with underscores -> where its value has to lie.
+
+    Raises:
+        InputError: the first that does not, or that is NaN.
+    """
+    for name, allowed in ranges.items():
+        value = getattr(options, name, None)
+        if value is not None and value not in allowed:
+            raise InputError(f"--{name.replace('_', '-')} {value}: has to be {allowed}")
