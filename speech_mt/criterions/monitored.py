@@ -31,6 +31,9 @@ from speech_mt.diagnostics.temperature import TemperatureIntervention
 from speech_mt.diagnostics.tensorboard import Board
 from speech_mt.diagnostics.training_loop import ON_COLLAPSE
 from speech_mt.errors import InputError
+from speech_mt.ranges import NOT_NEGATIVE, PROBABILITY, check_ranges
+from speech_mt.recovery import nonfinite, rollback
+from speech_mt.recovery.nonfinite import NonFiniteBudget, mark_nonfinite
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +66,17 @@ class MonitorConfig(FairseqDataclass):
             "LAYERS of our models: all, or a list such as encoder.0-3,cross.5; a checkpoint does not keep it"
         },
     )
+    skip_nonfinite: int = field(
+        default=0,
+        metadata={"help": "updates with NaN or Inf in features, loss or gradient to skip before training stops"},
+    )
+    rollback_on_spike: float = field(
+        default=0.0,
+        metadata={
+            "help": "FACTOR, such as 0.5: when the loss spikes, go back to the last checkpoint, on with the data that "
+            "follow, and multiply the learning rate by FACTOR; 0: off"
+        },
+    )
     z_loss: float = field(default=0.0, metadata={"help": "weight of log^2 Z, e.g. 1e-4 (arXiv 2204.02311); 0: off"})
 
 
@@ -70,9 +84,15 @@ class Monitored:
     """Mixin: runs the loss under a :class:`Monitor`, logs what it measured and looks for collapse.
 
     Attributes:
+        loss_name: the class of fairseq's criterion with the same loss, under whose name checkpoints keep it: a run
+            of the plain criterion may so go on under the monitored one, and back.
         collapses: what ``on_collapse`` has still to be done about.
+        nonfinite: counts the updates that were left out.
+        spiked: whether the loss has, and the run is to go back.
+        lr_scale, rollbacks: what that has come to so far.
     """
 
+    loss_name: ClassVar[str]
     running: ClassVar["Monitored | None"] = None  # fairseq reduces metrics by the class: of the one that ran last
     watcher: Monitor
     detector: CollapseDetector
@@ -81,6 +101,11 @@ class Monitored:
     on_collapse: str
     intervention: TemperatureIntervention | None
     sharpness_probe: SharpnessProbe | None
+    nonfinite: NonFiniteBudget
+    rollback_on_spike: float
+    spiked: bool = False
+    lr_scale: float = 1.0
+    rollbacks: int = 0
     z_loss: float
     _sharpness: float | None = None
 
@@ -113,6 +138,11 @@ class Monitored:
         if cfg.z_loss < 0:
             raise InputError(f"--z-loss {cfg.z_loss}: 0 is off, anything else above 0")
         criterion.z_loss = cfg.z_loss
+        check_ranges(cfg, {"skip_nonfinite": NOT_NEGATIVE, "rollback_on_spike": PROBABILITY})
+        criterion.nonfinite = NonFiniteBudget(cfg.skip_nonfinite)
+        criterion.rollback_on_spike = cfg.rollback_on_spike
+        nonfinite.install()
+        rollback.install()
         tensorboard.install(criterion.board)
         training_loop.install()
         return criterion
@@ -134,7 +164,23 @@ class Monitored:
         with self.watcher.watch(model, padding_mask):
             loss, sample_size, logging_output = super().forward(model, sample, reduce=reduce)
         logging_output.update(self.watcher.statistics())
-        return loss, sample_size, logging_output
+        return mark_nonfinite(loss) if model.training and reduce else loss, sample_size, logging_output
+
+    def plain_loss(self, model: nn.Module, sample: dict) -> tuple[Tensor, int, dict]:
+        """The stock loss and log, unwatched."""
+        return super().forward(model, sample)
+
+    def training_state(self) -> dict[str, object]:
+        """What a resumed training has to know, plain numbers."""
+        state = {name: getattr(self, name) for name in ("lr_scale", "rollbacks")}
+        return state | {"detector": self.detector.state_dict(), "nonfinite_skipped": self.nonfinite.skipped}
+
+    def load_training_state(self, state: dict) -> None:
+        """Go on where :meth:`training_state` was taken."""
+        self.lr_scale, self.rollbacks = state["lr_scale"], state["rollbacks"]
+        self.nonfinite.skipped = state["nonfinite_skipped"]
+        self.detector.load_state_dict(state["detector"])
+        self.watcher.wants_cosine = self.detector.wants_cosine
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict]) -> None:
@@ -153,6 +199,7 @@ class Monitored:
         update = self.watcher.clock.num_updates + 1
         loss = float(metrics.get_active_aggregators()[-1]["loss"].val)
         collapses = self.detector.update(update, loss, _last("default", "gnorm"), measured)
+        self.spiked = self.rollback_on_spike > 0 and self.detector.loss_spiked(update)
         self.watcher.wants_cosine = self.detector.wants_cosine
         if self._sharpness is not None:
             metrics.log_scalar("sharpness", self._sharpness, round=6)
@@ -213,6 +260,8 @@ class LabelSmoothedConfig(MonitorConfig, LabelSmoothedCrossEntropyCriterionConfi
 class LabelSmoothedCrossEntropyWithEntropy(Monitored, WithZLoss, LabelSmoothedCrossEntropyCriterion):
     """Label-smoothed cross-entropy, for translation."""
 
+    loss_name = "LabelSmoothedCrossEntropyCriterion"
+
 
 @dataclass
 class LabelSmoothedWithCtcConfig(MonitorConfig, LabelSmoothedCrossEntropyWithCtcCriterionConfig):
@@ -222,6 +271,8 @@ class LabelSmoothedWithCtcConfig(MonitorConfig, LabelSmoothedCrossEntropyWithCtc
 @register_criterion("label_smoothed_cross_entropy_with_ctc_and_entropy", dataclass=LabelSmoothedWithCtcConfig)
 class LabelSmoothedCrossEntropyWithCtcAndEntropy(Monitored, WithZLoss, LabelSmoothedCrossEntropyWithCtcCriterion):
     """Label-smoothed cross-entropy and CTC on the encoder, for speech."""
+
+    loss_name = "LabelSmoothedCrossEntropyWithCtcCriterion"
 
 
 @dataclass
@@ -233,9 +284,4 @@ class CtcConfig(MonitorConfig, CtcCriterionConfig):
 class CtcWithEntropy(Monitored, CtcCriterion):
     """CTC, for speech encoders."""
 
-
-# fairseq keeps the optimizer on resuming only if the criterion's class name is the same: a run of the plain criterion
-# may so go on under the monitored one, and back.
-LabelSmoothedCrossEntropyWithEntropy.__name__ = "LabelSmoothedCrossEntropyCriterion"
-LabelSmoothedCrossEntropyWithCtcAndEntropy.__name__ = "LabelSmoothedCrossEntropyWithCtcCriterion"
-CtcWithEntropy.__name__ = "CtcCriterion"
+    loss_name = "CtcCriterion"

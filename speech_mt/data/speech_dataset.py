@@ -46,6 +46,7 @@ class SpeechDataset(FairseqDataset):
         speed_perturbation: SpeedPerturbation | None = None,
         seed: int = 1,
         ctc_subsampling: int = 0,
+        allow_nonfinite: bool = False,
     ) -> None:
         """``pad`` and ``eos`` are ids of the dictionary; the others are those of the task's options.
 
@@ -67,6 +68,7 @@ class SpeechDataset(FairseqDataset):
             )
         self.seed = seed
         self.ctc_subsampling = ctc_subsampling
+        self.allow_nonfinite = allow_nonfinite
         # data-loader workers outlive an epoch, with a copy of this object: shared memory tells them the epoch
         self._epoch = torch.ones((), dtype=torch.int64).share_memory_()
         self._speeds: tuple[int, np.ndarray] | None = None  # epoch and every utterance's speed in it
@@ -119,7 +121,7 @@ class SpeechDataset(FairseqDataset):
         features = cached_log_mel(
             self.manifest, index, self.features.num_mel_bins, self.features.sample_rate
         )
-        if not features.isfinite().all():
+        if not self.allow_nonfinite and not features.isfinite().all():
             raise InputError(
                 f"{self.manifest.where(index)}: its cached features are not finite; extract them again"
             )

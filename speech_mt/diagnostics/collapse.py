@@ -104,6 +104,36 @@ class CollapseDetector:
         for name, value in values.items():
             self._series[name].append(value)
 
+    def loss_spiked(self, update: int) -> bool:
+        """Whether the loss of this update, the latest, jumped up from those before it."""
+        return self._loss_spike == update
+
+    def state_dict(self) -> dict[str, object]:
+        """Plain numbers and lists, safe to save in a checkpoint."""
+        return {
+            "spikes": self.spikes.state_dict(),
+            "series": {name: list(values) for name, values in self._series.items()},
+            "first_loss": self._first_loss,
+            "loss_spike": self._loss_spike,
+            "sharpness": {kind: [now.tolist() for now in memory] for kind, memory in self._sharpness.items()},
+            "alike_since": dict(self._alike_since),
+            "episodes": [[*key, entropy] for key, entropy in self._episodes.items()],
+            "wants_cosine": bool(self.wants_cosine),
+        }
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Go on where :meth:`state_dict` was taken; a shorter patience keeps the latest values."""
+        self.spikes.load_state_dict(state["spikes"])
+        for name, values in state["series"].items():
+            self._series[name] = deque(values, maxlen=self.patience)
+        self._first_loss, self._loss_spike = state["first_loss"], state["loss_spike"]
+        self._sharpness = {
+            kind: deque(map(np.array, memory), maxlen=HISTORY) for kind, memory in state["sharpness"].items()
+        }
+        self._alike_since = dict(state["alike_since"])
+        self._episodes = {tuple(key): entropy for *key, entropy in state["episodes"]}
+        self.wants_cosine = state["wants_cosine"]
+
     # -- entropy collapse -----------------------------------------------------------------------------------
 
     def _entropy_collapse(self, update: int, kind: str, measured: Measured) -> list[Collapse]:

@@ -110,6 +110,7 @@ class Monitor:
         self._model: nn.Module | None = None
         self._sums: dict[str, Tensor] = {}
         self._largest: dict[str, Tensor] = {}
+        self._last_largest: tuple[dict[str, Tensor], int] = {}, 0
         self._weights = Measured()
         self._weights_update: int | None = None
         self._target_padding_mask: Tensor | None = None
@@ -216,6 +217,19 @@ class Monitor:
 
     # -- numbers --------------------------------------------------------------------------------------------
 
+    def forget(self) -> None:
+        """Drop what the running update has shown so far: it will not be one."""
+        self._sums, self._largest = {}, {}
+
+    def largest_logit(self) -> str | None:
+        """The largest attention logit of this update, or else of the last one measured, and where it was."""
+        seen, update = (self._largest, self.clock.num_updates or 0) if self._largest else self._last_largest
+        if not seen:
+            return None
+        kind = max(seen, key=lambda kind: seen[kind].nan_to_num(nan=torch.inf).max())
+        layer, head = divmod(int(seen[kind].nan_to_num(nan=torch.inf).argmax()), seen[kind].shape[1])
+        return f"{seen[kind][layer, head]:.4g} in {kind} layer {layer}, head {head} (update {update + 1})"
+
     def statistics(self) -> dict[str, Tensor]:
         """Sums over the last watched forward pass, tensors (layers, ...); {} if it was not its time."""
         return {_PREFIX + key: value for key, value in self._sums.items()}
@@ -228,6 +242,8 @@ class Monitor:
                 have to call this together.
         """
         measured, self._weights = self._weights, Measured()
+        if self._largest:
+            self._last_largest = dict(self._largest), self.clock.num_updates or 0
         for kind in KINDS:
             sums = _sum(logging_outputs, f"attention_{kind}")
             if sums is not None and sums.any():

@@ -1,4 +1,4 @@
-"""What the monitor asks of fairseq's training loop: a checkpoint, or an end.
+"""What the monitor asks of fairseq's training loop: a checkpoint, an end, or to go back.
 
 fairseq calls ``validate_and_save`` after every update with all that this takes; a criterion sees none of it.
 """
@@ -15,6 +15,7 @@ from fairseq.distributed.utils import is_master
 
 from speech_mt.diagnostics.tensorboard import log_now
 from speech_mt.errors import InputError
+from speech_mt.recovery.rollback import roll_back
 
 ON_COLLAPSE = ("warn", "stop", "checkpoint")
 Loop = Callable[..., Any]
@@ -25,30 +26,46 @@ def install() -> None:
     for name in ("fairseq_cli.train", "__main__"):
         module = sys.modules.get(name)
         loop = getattr(module, "validate_and_save", None)
-        if loop is not None and not hasattr(loop, "__wrapped__"):
-            module.validate_and_save = acting_on_collapse(loop)
+        if loop is not None and not hasattr(loop, "acts_on_trouble"):
+            module.validate_and_save = acting_on_trouble(loop)
 
 
-def acting_on_collapse(loop: Loop) -> Loop:
-    """fairseq's ``validate_and_save``, which first does what ``--on-collapse`` says about new collapses.
+def acting_on_trouble(loop: Loop) -> Loop:
+    """fairseq's ``validate_and_save``, which first does what the criterion's options say about new trouble.
+
+    Collapses are saved or end the run with ``--on-collapse``; batches that are not finite end it when
+    ``--skip-nonfinite`` is spent; a spike of the loss sends it back with ``--rollback-on-spike``.
 
     Raises:
-        InputError: with ``stop``; a checkpoint from which training can go on is written before.
+        InputError: for an end; a checkpoint from which training can go on is written before.
     """
 
     @wraps(loop)
     def validate_and_save(cfg: Any, trainer: Any, task: Any, epoch_itr: Any, *rest: Any) -> Any:  # noqa: ANN401
         criterion = trainer.get_criterion()
-        collapses = getattr(criterion, "collapses", [])
-        if collapses:
+        update = trainer.get_num_updates()
+        nonfinite = getattr(criterion, "nonfinite", None)
+        if nonfinite is not None and nonfinite.stop:
+            path = _save(cfg, trainer, epoch_itr, f"checkpoint_nonfinite_{update}.pt")
+            raise InputError(f"{nonfinite.stop}; --restore-file {path} goes on after this batch")
+        if collapses := getattr(criterion, "collapses", []):
             criterion.collapses = []
-            path = Path(cfg.checkpoint.save_dir, f"checkpoint_collapse_{trainer.get_num_updates()}.pt")
-            trainer.consolidate_optimizer()
-            trainer.save_checkpoint(path, {"train_iterator": epoch_itr.state_dict(), "val_loss": None})
+            path = _save(cfg, trainer, epoch_itr, f"checkpoint_collapse_{update}.pt")
             if criterion.on_collapse == "stop":
                 if cfg.common.tensorboard_logdir and is_master(cfg.distributed_training):
-                    log_now(cfg.common.tensorboard_logdir, trainer.get_num_updates())
+                    log_now(cfg.common.tensorboard_logdir, update)
                 raise InputError(f"--on-collapse stop: {collapses[0]}; --restore-file {path} goes on from here")
+        if getattr(criterion, "spiked", False):
+            criterion.spiked = False
+            roll_back(cfg, trainer, update)
         return loop(cfg, trainer, task, epoch_itr, *rest)
 
+    validate_and_save.acts_on_trouble = True
     return validate_and_save
+
+
+def _save(cfg: Any, trainer: Any, epoch_itr: Any, name: str) -> Path:  # noqa: ANN401
+    path = Path(cfg.checkpoint.save_dir, name)
+    trainer.consolidate_optimizer()
+    trainer.save_checkpoint(path, {"train_iterator": epoch_itr.state_dict(), "val_loss": None})
+    return path

@@ -34,7 +34,9 @@ from speech_mt.decoding.ctc_prefix_beam import PrefixBeamSearch
 from speech_mt.decoding.ctc_rescoring import CTCRescoringGenerator
 from speech_mt.decoding.word_language_model import WordLanguageModel
 from speech_mt.errors import InputError
-from speech_mt.tasks.speech_config import SpeechManifestConfig
+from speech_mt.models.combination import check_reads_features, is_ctc
+from speech_mt.ranges import check_ranges
+from speech_mt.tasks.speech_config import RANGES, SpeechManifestConfig
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +57,15 @@ class SpeechManifestTask(FairseqTask):
         self.tokenizer = tokenizer
         self.wer_generator = None
         self.told: set[str] = set()
+        self.skips_nonfinite = False
         self.features = FeatureConfig(
             cfg.sample_rate, cfg.resample, cfg.num_mel_bins, str(cfg.features_normalization)
         )
 
     @classmethod
     def setup_task(cls, cfg: SpeechManifestConfig, **kwargs: object) -> SpeechManifestTask:
-        """Load the dictionary; :class:`InputError` names what the data folder lacks."""
+        """Load the dictionary; :class:`InputError` names what the data folder lacks, or an option out of range."""
+        check_ranges(cfg, RANGES)
         folder = Path(cfg.data)
         if not folder.is_dir():
             raise InputError(f"{folder}: no such data folder; it holds train.tsv, valid.tsv and dict.txt")
@@ -127,6 +131,7 @@ class SpeechManifestTask(FairseqTask):
             speed_perturbation=SpeedPerturbation.parse(self.cfg.speed_perturb),
             seed=self.cfg.seed,
             ctc_subsampling=self.cfg.ctc_subsampling,
+            allow_nonfinite=training and self.skips_nonfinite,
         )
 
     def _check_characters(self, dataset: SpeechDataset) -> None:
@@ -198,12 +203,18 @@ class SpeechManifestTask(FairseqTask):
 
     def build_model(self, cfg: FairseqDataclass | Namespace, from_checkpoint: bool = False) -> nn.Module:
         """Build the model; fairseq's own speech-to-text architectures find the input's size in ``cfg``."""
+        check_reads_features(getattr(cfg, "_name", None) or getattr(cfg, "arch", ""), "speech_manifest")
         if isinstance(cfg, Namespace):
             cfg.input_feat_per_channel, cfg.input_channels = self.cfg.num_mel_bins, 1
         model = super().build_model(cfg, from_checkpoint)
-        if self.cfg.eval_wer or _is_ctc(model):
+        if self.cfg.eval_wer or is_ctc(model):
             self.wer_generator = self.build_generator([model], Namespace(beam=1))
         return model
+
+    def build_criterion(self, cfg: FairseqDataclass, from_checkpoint: bool = False) -> nn.Module:
+        """The criterion; if it skips batches that are not finite, the training data need not be."""
+        self.skips_nonfinite = getattr(cfg, "skip_nonfinite", 0) > 0
+        return super().build_criterion(cfg, from_checkpoint)
 
     def build_generator(
         self,
@@ -221,9 +232,9 @@ class SpeechManifestTask(FairseqTask):
         Raises:
             InputError: a decoding option that this kind of model has no use for.
         """
-        self._check_decoding_options(ctc=_is_ctc(models[0]))
+        self._check_decoding_options(ctc=is_ctc(models[0]))
         options = Namespace(**(args if isinstance(args, Mapping) else vars(args)))
-        if _is_ctc(models[0]):
+        if is_ctc(models[0]):
             if (extra_gen_cls_kwargs or {}).get("lm_model") is not None:
                 raise InputError("CTC decoding takes no neural language model; leave out --lm-path, or give --ctc-lm")
             decode = self._ctc_decoder(getattr(options, "nbest", 1))
@@ -330,10 +341,6 @@ class _Words:
 
     def decode(self, units: str) -> str:
         return " ".join(post_process(units, self.method).split())
-
-
-def _is_ctc(model: nn.Module) -> bool:
-    return not hasattr(model, "decoder")
 
 
 def _word_error_rate(meters: Any) -> float:  # noqa: ANN401

@@ -217,3 +217,27 @@ def test_both_stacks_are_judged_apart():
 def test_patience_is_a_number_of_updates():
     with pytest.raises(ValueError, match="at least 2, not 1"):
         CollapseDetector(patience=1)
+
+
+def test_a_detector_goes_on_where_its_state_was_taken(tmp_path):
+    """Saved in a checkpoint, which holds plain data alone, halfway through a series with a spike."""
+    torch.manual_seed(0)
+    losses = (3 + 0.1 * torch.rand(120)).tolist()
+    losses[100] = 9.0
+
+    def note(detector, update):
+        layers = {"entropy_normalised/encoder": {0: 0.9, 1: 0.1}, "max_logit/encoder": {0: 3.0, 1: 50.0}}
+        return detector.update(update, losses[update], 1.0, Measured(layers=layers))
+
+    whole, first = CollapseDetector(patience=20), CollapseDetector(patience=20)
+    for update in range(60):
+        note(whole, update)
+        note(first, update)
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    second = CollapseDetector(patience=20)
+    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    for update in range(60, 120):
+        assert note(second, update) == note(whole, update)
+        assert second.loss_spiked(update) == whole.loss_spiked(update) == (update == 100)
+    assert second.spikes.score == whole.spikes.score == 1 / 120
+    assert second.state_dict() == whole.state_dict()

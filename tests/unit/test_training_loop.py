@@ -7,7 +7,7 @@ import pytest
 
 from speech_mt.diagnostics import training_loop
 from speech_mt.diagnostics.collapse import Collapse
-from speech_mt.diagnostics.training_loop import acting_on_collapse
+from speech_mt.diagnostics.training_loop import acting_on_trouble
 from speech_mt.errors import InputError
 
 COLLAPSE = Collapse("rank collapse", "encoder", (1, 2), None, 7, "tokens are alike")
@@ -41,7 +41,7 @@ def run(trainer):
         distributed_training=SimpleNamespace(distributed_rank=0),
     )
     epoch = SimpleNamespace(state_dict=lambda: {"epoch": 2})
-    loop = acting_on_collapse(lambda *arguments: ("stock", arguments[4:]))
+    loop = acting_on_trouble(lambda *arguments: ("stock", arguments[4:]))
     return loop(cfg, trainer, None, epoch, ["valid"], False)
 
 
