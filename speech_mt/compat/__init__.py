@@ -108,6 +108,14 @@ FIXES: tuple[Fix, ...] = (
         resuming.keep_plateau_counters,
     ),
     Fix(
+        "a run resumed after its first epoch has the batches that it had",
+        "they are drawn from seed + epoch once, in the epoch that a process begins with: within an epoch, some "
+        "sentences are then seen twice and others not at all",
+        NEVER,
+        resuming.batches_depend_on_the_start,
+        resuming.make_batches_as_at_the_start,
+    ),
+    Fix(
         "another number of processes goes on at the same place of the epoch",
         "the place is counted in batches of each process",
         NEVER,

@@ -24,11 +24,11 @@ class Interruption:
 
     def __init__(self) -> None:
         self.received: int = 0
-        self._process = os.getpid()
+        self.process = os.getpid()  # the one that trains
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Remember it; a second Ctrl-C ends at once."""
-        if os.getpid() != self._process:  # a data-loader worker: its parent decides when it ends
+        if os.getpid() != self.process:  # a data-loader worker: its parent decides when it ends
             if number == signal.SIGTERM:
                 os._exit(128 + number)
             return
@@ -51,6 +51,7 @@ class Interruption:
 @contextmanager
 def catching(interruption: Interruption) -> Iterator[None]:
     """Let ``interruption`` handle signals; outside a training they end the process as ever."""
+    interruption.process = os.getpid()
     before = {number: signal.signal(number, interruption.handle) for number in SIGNALS}
     try:
         yield

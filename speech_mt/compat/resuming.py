@@ -184,6 +184,43 @@ def keep_plateau_counters() -> None:
     Schedule.state_dict, Schedule.load_state_dict = state_dict, load_state_dict
 
 
+def batches_depend_on_the_start() -> bool:
+    from fairseq.tasks import FairseqTask
+
+    return FairseqTask.get_batch_iterator.__module__ == FairseqTask.__module__
+
+
+def make_batches_as_at_the_start() -> None:
+    """A run makes its batches once, in its first epoch; a run resumed in a later epoch has to make the same ones."""
+    from fairseq.tasks import FairseqTask
+
+    stock = FairseqTask.get_batch_iterator
+
+    def get_batch_iterator(
+        self: FairseqTask,
+        dataset: Any,
+        *args: Any,
+        seed: int = 1,
+        epoch: int = 1,
+        disable_iterator_cache: bool = False,
+        update_epoch_batch_itr: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        kwargs |= {
+            "disable_iterator_cache": disable_iterator_cache,
+            "update_epoch_batch_itr": update_epoch_batch_itr,
+        }
+        anew_each_epoch = disable_iterator_cache or update_epoch_batch_itr or not self.can_reuse_epoch_itr(dataset)
+        if anew_each_epoch or getattr(self.cfg, "rebuild_batches", False):
+            return stock(self, dataset, *args, seed=seed, epoch=epoch, **kwargs)
+        # stock draws the order before batching from seed + epoch, and the order of batches from the iterator's seed
+        iterator = stock(self, dataset, *args, seed=seed + 1 - epoch, epoch=epoch, **kwargs)
+        iterator.seed = seed
+        return iterator
+
+    FairseqTask.get_batch_iterator = get_batch_iterator
+
+
 def place_counts_own_batches() -> bool:
     from fairseq.data.iterators import EpochBatchIterator
 

@@ -153,7 +153,7 @@ class Monitored:
         plain = self.watcher.attach(model)
         clock = self.watcher.clock
         if clock.num_updates is None:  # it came to the model after fairseq told the number
-            clock.num_updates = _last("default", "num_updates") or 0
+            clock.num_updates = _last("num_updates") or 0
         if self.intervention is not None:
             self.intervention.apply(self.watcher.attentions, clock.num_updates)
         probe = self.sharpness_probe
@@ -198,7 +198,7 @@ class Monitored:
             return
         update = self.watcher.clock.num_updates + 1
         loss = float(metrics.get_active_aggregators()[-1]["loss"].val)
-        collapses = self.detector.update(update, loss, _last("default", "gnorm"), measured)
+        collapses = self.detector.update(update, loss, _last("gnorm"), measured)
         self.spiked = self.rollback_on_spike > 0 and self.detector.loss_spiked(update)
         self.watcher.wants_cosine = self.detector.wants_cosine
         if self._sharpness is not None:
@@ -231,10 +231,11 @@ def log_measured(measured: Measured) -> None:
         metrics.log_scalar(f"entropy_nonfinite/{kind}", rows)
 
 
-def _last(aggregator: str, key: str) -> float | None:
-    """The latest value that fairseq logged."""
-    meter = metrics.get_meter(aggregator, key)
-    return None if meter is None or meter.val is None else float(meter.val)
+def _last(key: str) -> float | None:
+    """The latest value that fairseq logged. After a resume, ``metrics.get_meter`` would show the one before it."""
+    meters = (aggregator.get(key) for aggregator in reversed(metrics.get_active_aggregators()))
+    values = (meter.val for meter in meters if meter is not None and meter.val is not None)
+    return next((float(value) for value in values), None)
 
 
 class WithZLoss:

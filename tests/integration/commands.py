@@ -21,6 +21,10 @@ class Running:
     def __init__(self, server: Server, words: list[str], pid: int, files: tuple[Path, Path]) -> None:
         self.server, self.words, self.pid, self.files = server, words, pid, files
 
+    def runs(self) -> bool:
+        """Whether it has not ended yet."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
     def wait(self) -> Done:
         """Its exit code, negative if a signal ended it, and what it printed."""
         code = int(self.server.ask(f"wait {self.pid}"))
