@@ -62,9 +62,11 @@ def cached_log_mel(manifest: Manifest, row: int, num_mel_bins: int, sample_rate:
         start, frames = (int(manifest.field(row, column)) for column in ("offset", "frames"))
         shard = _map_shard(path)
         rows, bins = shard.shape
-    except (OSError, ValueError) as error:
+    except Exception as error:  # damaged bytes raise anything
+        what = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
-            f"{manifest.where(row)}: {path} holds no cached features ({error}); run scripts/extract_features.py again"
+            f"{manifest.where(row)}: {path} holds no cached features ({what}); "
+            "run scripts/extract_features.py again"
         ) from None
     if bins != num_mel_bins or start + frames > rows:
         raise InputError(

@@ -39,7 +39,10 @@ def _state_of(state_dict: StateDict, prefix: str, weights: list[str], positive_g
     matrices = [Matrix(SimpleNamespace(original=state_dict[name])) for name in weights]
     state = SigmaReparam(matrices, positive_gamma=positive_gamma)
     names = ("gamma", "u", "v", "sigma")
-    state.load_state_dict({name: state_dict[prefix + name] for name in names})
+    try:
+        state.load_state_dict({name: state_dict[prefix + name] for name in names})
+    except (KeyError, RuntimeError):
+        raise InputError(f"{prefix}{{{', '.join(names)}}} are not those of the weights beside them") from None
     return state.eval()
 
 

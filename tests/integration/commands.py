@@ -25,6 +25,10 @@ class Running:
         """Whether it has not ended yet."""
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
+    def output(self) -> str:
+        """What it has printed so far."""
+        return self.files[0].read_text(errors="replace") if self.files[0].exists() else ""
+
     def wait(self) -> Done:
         """Its exit code, negative if a signal ended it, and what it printed."""
         code = int(self.server.ask(f"wait {self.pid}"))

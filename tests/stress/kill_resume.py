@@ -30,9 +30,9 @@ from speech_mt.data.manifest import write_manifest
 from tests.integration.commands import Commands, Running, Server
 from tests.integration.conftest import PLUGIN, REPOSITORY, Done, write_corpus
 
-COMMON = """--encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --reparam sigma
-    --optimizer adam --lr 0.01 --clip-norm 1 --seed 7 --cpu --log-format json --log-interval 1 --monitor-interval 4
-    --save-interval-updates 2 --keep-interval-updates 3 --no-epoch-checkpoints"""
+COMMON = """--encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2
+    --reparam sigma --optimizer adam --lr 0.01 --clip-norm 1 --seed 7 --cpu --log-format json --log-interval 1
+    --monitor-interval 4 --save-interval-updates 2 --keep-interval-updates 3 --no-epoch-checkpoints"""
 TASKS = {
     "translation": f"""fairseq-train bin {PLUGIN} --arch spectral_transformer --decoder-layers 1 --max-epoch 4
         --criterion label_smoothed_cross_entropy_with_entropy --label-smoothing 0.1 --batch-size 6
@@ -42,6 +42,7 @@ TASKS = {
         --lr-scheduler reduce_lr_on_plateau --lr-patience 0 --lr-shrink 0.5 --lr-threshold 0.5 --num-workers 1
         {COMMON}""",
 }
+WRITING = "killed while writing"
 OF_WRITING = 0.3  # share of kills that wait for a checkpoint that is being written
 
 
@@ -104,9 +105,9 @@ def differences(one: Any, other: Any, name: str = "") -> Iterator[str]:
         yield name
 
 
-def wait_for_update(run: Running, folder: Path) -> bool:
+def wait_for_update(run: Running) -> bool:
     """Until it trains, or has ended; whether it trains."""
-    while "train_inner" not in run.files[0].read_text(errors="replace"):
+    while "train_inner" not in run.output():
         if not run.runs():
             return False
         time.sleep(0.02)
@@ -115,8 +116,8 @@ def wait_for_update(run: Running, folder: Path) -> bool:
 
 def kill_sometime(run: Running, save_dir: Path, draw: random.Random, seconds: float) -> str:
     """SIGKILL it while it trains, or while it writes a checkpoint; what was done."""
-    if not wait_for_update(run, save_dir):
-        return "ended before"
+    if not wait_for_update(run):
+        return ""
     while_writing = draw.random() < OF_WRITING
     end = time.monotonic() + draw.uniform(0, seconds)
     while time.monotonic() < end and run.runs():
@@ -124,9 +125,9 @@ def kill_sometime(run: Running, save_dir: Path, draw: random.Random, seconds: fl
     while while_writing and run.runs() and not any(save_dir.glob("*.tmp")):
         time.sleep(0.0002)
     if not run.runs():
-        return "ended before"
+        return ""
     os.kill(run.pid, signal.SIGKILL)
-    return "killed while writing" if while_writing else "killed"
+    return WRITING if while_writing else "killed"
 
 
 def compare(straight: Done, logs: list[str], folder: Path, name: str) -> list[str]:
@@ -139,16 +140,30 @@ def compare(straight: Done, logs: list[str], folder: Path, name: str) -> list[st
     return found + list(differences(*states))
 
 
+def run_straight(commands: Commands, name: str) -> tuple[Done, float]:
+    """The run that nobody disturbs, and how many seconds it trains."""
+    run = commands.start(f"{TASKS[name]} --save-dir {name}-straight")
+    wait_for_update(run)
+    begin = time.monotonic()
+    done = run.wait()
+    assert done.returncode == 0, done.stderr
+    return done, time.monotonic() - begin
+
+
 def run_killed(
     commands: Commands, name: str, kills: int, draw: random.Random, seconds: float
 ) -> tuple[list[str], list[str], int]:
-    """Start, kill, start again; the logs, what was done each time, and broken files that looked like checkpoints."""
+    """Start, kill within ``seconds`` of its first update, start again, until it ends.
+
+    Returns:
+        the logs; what was done, at most ``kills`` times; and how many files looked like checkpoints and were broken.
+    """
     save_dir = commands.folder / f"{name}-killed"
+    shutil.rmtree(save_dir, ignore_errors=True)
     logs, done_to_it, broken = [], [], 0
     while True:
         run = commands.start(f"{TASKS[name]} --save-dir {name}-killed")
-        if len(done_to_it) < kills:
-            done_to_it.append(kill_sometime(run, save_dir, draw, seconds))
+        what = kill_sometime(run, save_dir, draw, seconds) if len(done_to_it) < kills else ""
         done = run.wait()
         logs.append(done.stdout)
         for path in save_dir.glob("*.pt"):
@@ -159,6 +174,7 @@ def run_killed(
         if done.returncode == 0:
             return logs, done_to_it, broken
         assert done.returncode == -signal.SIGKILL, done.stderr
+        done_to_it.append(what)
 
 
 def full_disk(commands: Commands, straight: Done, size: str = "400k") -> str:
@@ -195,19 +211,19 @@ def main() -> None:
         commands = Commands(server, Path(folder))
         write_data(commands.folder, commands)
         straights = {}
-        for name, command in TASKS.items():
-            begin = time.monotonic()
-            straights[name] = commands.run(f"{command} --save-dir {name}-straight")
-            seconds = time.monotonic() - begin
-            assert straights[name].returncode == 0, straights[name].stderr
-            updates = len(losses(straights[name].stdout))
-            logs, what, broken = run_killed(commands, name, args.kills // len(TASKS), draw, seconds / 2)
-            different = compare(straights[name], logs, commands.folder, name)
+        for name in TASKS:
+            straights[name], seconds = run_straight(commands, name)
+            different, what, broken, rounds = [], [], 0, 0
+            while len(what) < args.kills // len(TASKS):
+                left = args.kills // len(TASKS) - len(what)
+                logs, done_to_it, broken_now = run_killed(commands, name, left, draw, seconds / 3)
+                different += compare(straights[name], logs, commands.folder, name)
+                what, broken, rounds = what + done_to_it, broken + broken_now, rounds + 1
             lost += len(different) + broken
-            counts = ", ".join(f"{what.count(kind)} {kind}" for kind in sorted(set(what)))
+            updates = len(losses(straights[name].stdout))
             print(
-                f"{name}: {updates} updates; {counts}; {broken} broken checkpoints; "
-                f"different: {different[:10] or 'nothing'} ({len(different)})",
+                f"{name}, {updates} updates: {len(what)} kills in {rounds} runs, {what.count(WRITING)} of them while a "
+                f"checkpoint was written; {broken} broken checkpoints; different: {different[:10] or 'nothing'}",
                 flush=True,
             )
         print(f"full disk: {full_disk(commands, straights['translation'])}")
