@@ -55,12 +55,18 @@ def fold_checkpoint(state: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         (empty: stock fairseq loads it with no ``--user-dir``).
 
     Raises:
-        InputError: it is no checkpoint of this plugin's models.
+        InputError: it is no checkpoint of this plugin's models, or one whose options are not as they were written.
     """
-    cfg = state.get("cfg")
-    model_cfg = (cfg or {}).get("model") or {}
+    model_cfg = (state.get("cfg") or {}).get("model") or {}
     if not str(model_cfg.get("_name")).startswith("spectral_"):
         raise InputError(f"a model {model_cfg.get('_name')!r} is not one of speech_mt's: there is nothing to fold")
+    try:
+        return _fold(state, state["cfg"], model_cfg)
+    except (KeyError, TypeError) as error:
+        raise InputError(f"the options in the checkpoint are not those of a {model_cfg['_name']} ({error})") from error
+
+
+def _fold(state: dict[str, Any], cfg: dict[str, Any], model_cfg: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     weights = fold_state_dict(state["model"], model_cfg["reparam_positive_gamma"])
     reasons = why_not_stock(model_cfg)
     plain = {**model_cfg, "reparam": "none", "reparam_gamma_init": "one", "reparam_positive_gamma": False}
