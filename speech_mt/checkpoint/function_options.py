@@ -15,7 +15,7 @@ _OF_OUR_TRAINING = {
     *("_name", "arch", "activation_dropout", "attention_dropout", "dropout", "layerdrop", "checkpoint_activations"),
     *("reparam_from", "reparam_gamma_init", "qk_clip", "ctc_weight", "max_source_positions", "max_target_positions"),
     *(f"{side}_{shape}" for side in ("encoder", "decoder") for shape in _SHAPES),
-    "conv_channels",
+    *("conv_channels", "conv_dropout", "cape_global_shift", "cape_local_shift", "cape_global_scale", "init"),
 }
 _OF_STOCK_FUNCTION = {
     *("activation_fn", "cross_self_attention", "layernorm_embedding", "no_cross_attention", "no_scale_embedding"),

@@ -103,9 +103,10 @@ def _plain(cfg: Any) -> Mapping[str, Any] | Namespace:
 
 
 def _defaults(model_cfg: Any) -> dict[str, Any]:
-    from fairseq.models import MODEL_DATACLASS_REGISTRY
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 
-    dataclass = MODEL_DATACLASS_REGISTRY.get(getattr(model_cfg, "_name", None))
+    name = getattr(model_cfg, "_name", None)
+    dataclass = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY.get(name, name))
     return {} if dataclass is None else function_options(vars(dataclass()))
 
 

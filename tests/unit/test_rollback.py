@@ -14,6 +14,7 @@ from speech_mt.recovery.rollback import MOST_ROLLBACKS, roll_back
 @pytest.fixture
 def trainer(tmp_path):
     """A real trainer's rate, updates and checkpoints, without a model: inverse square root, no warm-up, 0.1 at 1."""
+    from fairseq.logging import metrics
     from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler
     from fairseq.trainer import Trainer
 
@@ -55,7 +56,8 @@ def trainer(tmp_path):
 
     rollback.install()
     torch.save(9, tmp_path / "checkpoint_last.pt")
-    return Fake()
+    with metrics.aggregate(new_root=True):  # what is logged here is of no other test
+        yield Fake()
 
 
 def cfg(folder):
