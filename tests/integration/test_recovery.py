@@ -115,3 +115,16 @@ def test_all_ranks_skip_together(commands):
     assert updates == ["1", "2"]  # of three pairs of batches
     model = state(commands, "two")["model"]
     assert all(value.isfinite().all() for value in model.values())
+
+
+def test_an_fp16_overflow_says_where_and_how_large_the_logits_are(commands):
+    done = commands.run(
+        f"{TRAIN} --skip-nonfinite 1 --fp16 --fp16-init-scale {2**30} --no-save".replace(" speech ", " clean ")
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.search(
+        r"update 1: overflow in (\d+) of (\d+) gradients, from (\S+) on; largest attention logit (\S+)", done.stdout
+    )
+    assert found, done.stdout
+    assert 0 < int(found[1]) <= int(found[2])
+    assert float(found[4]) == pytest.approx(0, abs=100)

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -116,7 +115,7 @@ def batch_text(folder: Path, rows: int) -> str:
 
     sizes = np.random.default_rng(0).integers(4, 22, rows)
     dictionary = Dictionary()
-    source = SimpleNamespace(sizes=sizes)
+    source = Sized(sizes)
     dataset = LanguagePairDataset(source, sizes, dictionary, source, sizes, dictionary)
     with numpy_seed(2):
         order = LanguagePairDataset.ordered_indices(dataset)
@@ -126,6 +125,16 @@ def batch_text(folder: Path, rows: int) -> str:
     itr.load_state_dict({"version": 2, "epoch": 3, "iterations_in_epoch": len(batches) // 2, "shuffle": True})
     assert itr.iterations_in_epoch == len(batches) // 2
     return f"{len(batches):,} batches; {time.monotonic() - begin:.1f} s of it to resume after half of them"
+
+
+class Sized:
+    """As much of a dataset of token ids as batching looks at."""
+
+    def __init__(self, sizes: np.ndarray) -> None:
+        self.sizes = sizes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
 
 
 STEPS: tuple[Callable[[Path, int], str], ...] = (
