@@ -56,7 +56,7 @@ def training_curve(trainer: Trainer) -> Iterator[dict[str, float]]:
     """fairseq-train's loop; yields the statistics of each log interval, as fairseq logs them.
 
     Raises:
-        FloatingPointError: a gradient is not finite.
+        FloatingPointError: the loss or a gradient is not finite.
     """
     cfg = trainer.cfg
     epoch = trainer.get_train_iterator(epoch=1, load_dataset=True)
@@ -69,10 +69,9 @@ def training_curve(trainer: Trainer) -> Iterator[dict[str, float]]:
         trainer.begin_epoch(epoch.epoch)
         for samples in iterators.GroupedIterator(batches, 1):
             with metrics.aggregate("train_inner"):
-                try:
-                    trainer.train_step(samples)
-                except StopIteration:  # from the hooks by which fairseq looks for the place: torch cannot follow a dict
-                    raise FloatingPointError("gradients are Nan/Inf") from None
+                trainer.train_step(samples)
+            if why := trainer.get_criterion().nonfinite.stop:
+                raise FloatingPointError(why)
             updates = trainer.get_num_updates()
             if updates % cfg.common.log_interval == 0:
                 yield metrics.get_smoothed_values("train_inner")
@@ -110,7 +109,6 @@ def train_and_measure(trial: Trial, data: str, folder: str, commit: str, machine
         except FloatingPointError:
             outcome = "diverged"
             losses.append(math.nan)
-            Path(folder, "crash.pt").unlink(missing_ok=True)  # fairseq's
     seconds = time.time() - start
     outcome = outcome or final(losses)
     usable = all(p.isfinite().all() for p in model.parameters()) and math.isfinite(losses[-1])
