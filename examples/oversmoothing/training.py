@@ -82,7 +82,6 @@ def _fairseq(trial: Trial, data: str, folder: str) -> tuple[Rows, float, float, 
                     rows[Layer(trainer.get_num_updates(), measure, place[0], int(place[1]))] = Value(float(value))
     except FloatingPointError:
         loss = math.nan
-        Path(folder, "crash.pt").unlink(missing_ok=True)  # fairseq's
     rate = trainer.get_num_updates() / (time.time() - start)
     if math.isfinite(loss):
         rows |= look(trainer.get_num_updates())

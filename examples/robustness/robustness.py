@@ -155,10 +155,9 @@ def train(trial: Trial, data: Path, out: Path, progress: Progress, told: tuple[s
         trained = True
     except InputError:
         trained = False
-        if "gradients are Nan/Inf" not in log.read_text(errors="replace"):
+        if "(--skip-nonfinite" not in log.read_text(errors="replace"):
             raise
     finally:
-        (folder / "crash.pt").unlink(missing_ok=True)  # fairseq's
         (folder / "train.completed").unlink(missing_ok=True)
     return result_of(log.read_text(errors="replace"), trained, told, shlex.join(command))
 
