@@ -210,7 +210,7 @@ def run_sh(*options):
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(RECIPE.parents[1]), "OMP_NUM_THREADS": "1"}
     command = ["bash", str(RECIPE / "run.sh"), *map(str, options)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def test_the_recipe_stops_at_faults_before_it_trains(corpus, tmp_path):
@@ -224,9 +224,6 @@ def test_the_recipe_stops_at_faults_before_it_trains(corpus, tmp_path):
     assert "utterance '90-5-0000': holds 'R', 'Z', which the vocabulary lacks" in done.stdout
     assert "== train" not in done.stdout
     assert (tmp_path / "data" / "dict.txt").exists()
-    done = run_sh(*options, "--max-bad", "2", "--stage", "validate", "--stop-stage", "validate")
-    assert done.returncode == 0, done.stderr
-    assert "== prepare" not in done.stdout
 
 
 @pytest.mark.parametrize(
