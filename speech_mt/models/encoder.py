@@ -74,11 +74,14 @@ class TransformerEncoder(FairseqEncoder):
 
     def reorder_encoder_out(self, encoder_out: EncoderOut, new_order: Tensor) -> EncoderOut:
         """Follow a beam search: sentence i becomes the old sentence new_order[i]."""
-        batch_dim = {"encoder_out": 1, "encoder_states": 1}
-        return {
-            key: [value.index_select(batch_dim.get(key, 0), new_order) for value in values]
-            for key, values in encoder_out.items()
-        }
+
+        def reorder(key: str, value: Tensor) -> Tensor:
+            if key not in ("encoder_out", "encoder_states", "ctc_logits"):
+                return value.index_select(0, new_order)
+            # (S, B, C) that lies in memory as (B, S, C), as the decoder reads it, and stays so
+            return value.transpose(0, 1).index_select(0, new_order).transpose(0, 1)
+
+        return {key: [reorder(key, value) for value in values] for key, values in encoder_out.items()}
 
     def max_positions(self) -> int:
         return self.max_source_positions
