@@ -45,6 +45,7 @@ OPTIONS = {  # of a contestant's model; those that are not in NAMES are oversmoo
     "ours + FeatScale": {"token_mixing": "feat_scale"},
     "ours + NeuTRENO": {"token_mixing": "neutreno"},
 }
+TOKENS_BY_DEPTH = 1024
 SHAPE = {"layers": 6, "dim": 512, "ffn": 2048, "heads": 8, "vocabulary": 1000}
 
 
@@ -150,7 +151,7 @@ def depths(rounds: int) -> None:
     shape = {"dim": 64, "ffn": 256, "heads": 4, "vocabulary": 256}
     first: list[float] = []
     for layers in (6, 18, 50, 100):
-        seconds = measure(["ours", "ours + sigmaReparam"], {"layers": layers, **shape}, 1024, rounds)
+        seconds = measure(["ours", "ours + sigmaReparam"], {"layers": layers, **shape}, TOKENS_BY_DEPTH, rounds)
         medians = [statistics.median(values) for values in seconds.values()]
         first = first or medians
         growth = [m / f / (layers / 6) for m, f in zip(medians, first, strict=True)]
@@ -176,7 +177,8 @@ def main() -> None:
         measure([args.peak_of], SHAPE, args.tokens, rounds=1)
         print(peak_resident())
         return
-    print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds, {args.tokens} tokens", flush=True)
+    tokens = TOKENS_BY_DEPTH if args.depths else args.tokens
+    print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds, {tokens} tokens", flush=True)
     if args.depths:
         depths(args.rounds)
         return
