@@ -22,9 +22,9 @@ from statistics import mean
 from speech_mt.data.stage import atomic_path
 from speech_mt.errors import InputError, run
 from speech_mt.experiments.commands import Progress, run_command
-from speech_mt.experiments.pool import run_all
+from speech_mt.experiments.pool import run_missing
 from speech_mt.experiments.provenance import alone_in, commit, machine
-from speech_mt.experiments.table import read_table, write_table
+from speech_mt.experiments.table import read_table
 from speech_mt.scoring.hypotheses import read_parallel
 from speech_mt.scoring.wer import score_wer
 
@@ -233,20 +233,16 @@ def main() -> int:
     with alone_in(out):
         prepare = [sys.executable, str(HERE / "prepare.py"), "--out", str(out / "data"), "--corpora", *args.corpora]
         run_command(out / "data", f"prepare-{'-'.join(args.corpora)}", prepare, root=ROOT, progress=progress)
-        results = read_table(table, Trial, Result)
-
-        def keep(trial: Trial, result: Result) -> None:
-            results[trial] = result
-            write_table(table, results, Trial, Result)
-            progress.say(f"{trial.name}: WER {result.wer:.2f} ({result.errors} of {result.words} words)")
-
-        trials = [t for t in grid(args.corpora, args.methods, args.seeds, args.updates) if t not in results]
-        progress.say(f"{table}: {len(results)} rows; {len(trials)} runs to go")
 
         def work(trial: Trial) -> Result:
             return train_and_score(trial, out / "data", out, progress, told)
 
-        return 1 if run_all(trials, work, keep, args.jobs, args.budget) else 0
+        def tell(trial: Trial, result: Result) -> str:
+            return f"{trial.name}: WER {result.wer:.2f} ({result.errors} of {result.words} words)"
+
+        trials = grid(args.corpora, args.methods, args.seeds, args.updates)
+        kinds = Trial, Result
+        return 1 if run_missing(table, trials, kinds, work, tell, progress, args.jobs, args.budget) else 0
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ from pathlib import Path
 
 from speech_mt.errors import InputError, run
 from speech_mt.experiments.commands import Progress, run_command
-from speech_mt.experiments.pool import run_all
+from speech_mt.experiments.pool import run_missing
 from speech_mt.experiments.provenance import alone_in, commit, machine
-from speech_mt.experiments.table import read_table, write_table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -207,21 +206,16 @@ def main() -> int:
         data = args.data.absolute()
         prepare = [sys.executable, str(ROOT / "examples/digits/prepare.py"), "--out", str(data), "--corpora", "fsdd"]
         run_command(data, "prepare-fsdd", prepare, root=ROOT, progress=progress)
-        results: Results = read_table(table, Trial, Result)
-
-        def keep(trial: Trial, result: Result) -> None:
-            results[trial] = result
-            write_table(table, results, Trial, Result)
-            progress.say(f"{trial.name}: {result.outcome}, WER {result.wer:.1f}, {result.minutes:.1f} minutes")
-
-        cells = grid(args.methods, args.optimizers, args.warmups, args.seeds, args.updates, args.lrs)
-        trials = [trial for trial in cells if trial not in results]
-        progress.say(f"{table}: {len(results)} rows; {len(trials)} runs to go")
 
         def work(trial: Trial) -> Result:
             return train(trial, data / "fsdd", out, progress, told)
 
-        return 1 if run_all(trials, work, keep, args.jobs, args.budget) else 0
+        def tell(trial: Trial, result: Result) -> str:
+            return f"{trial.name}: {result.outcome}, WER {result.wer:.1f}, {result.minutes:.1f} minutes"
+
+        trials = grid(args.methods, args.optimizers, args.warmups, args.seeds, args.updates, args.lrs)
+        kinds = Trial, Result
+        return 1 if run_missing(table, trials, kinds, work, tell, progress, args.jobs, args.budget) else 0
 
 
 if __name__ == "__main__":

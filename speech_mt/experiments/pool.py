@@ -6,12 +6,43 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import TypeVar
 
 from speech_mt.errors import InputError
+from speech_mt.experiments.commands import Progress
+from speech_mt.experiments.table import read_table, write_table
 
 Trial = TypeVar("Trial")
 Result = TypeVar("Result")
+
+
+def run_missing(
+    table: Path,
+    trials: Iterable[Trial],
+    kinds: tuple[type[Trial], type[Result]],
+    work: Callable[[Trial], Result],
+    tell: Callable[[Trial, Result], str],
+    progress: Progress,
+    jobs: int,
+    minutes: float,
+) -> int:
+    """Run those of ``trials`` that have no row in ``table`` yet, and write each row as it comes; see :func:`run_all`.
+
+    Args:
+        kinds: the two dataclasses of a row.
+        tell: what to say of a new row.
+    """
+    results = read_table(table, *kinds)
+
+    def keep(trial: Trial, result: Result) -> None:
+        results[trial] = result
+        write_table(table, results, *kinds)
+        progress.say(tell(trial, result))
+
+    missing = [trial for trial in trials if trial not in results]
+    progress.say(f"{table}: {len(results)} rows; {len(missing)} runs to go")
+    return run_all(missing, work, keep, jobs, minutes)
 
 
 def run_all(
