@@ -157,7 +157,7 @@ class MultiheadAttention(nn.Module):
             key_padding_mask: (B, S) bool, True at padding; with an incremental state, of all keys so far.
             causal: mask out the future (self-attention without incremental state).
             incremental_state: keys and values of earlier steps, kept between calls.
-            need_weights: also return the attention probabilities (a second, unfused pass).
+            need_weights: also return the attention probabilities, which are then not fused away.
             first_values: (B, H, T, D), the stack's first layer's :meth:`values` of the queries' tokens, for NeuTRENO.
 
         Returns:
@@ -178,13 +178,15 @@ class MultiheadAttention(nn.Module):
 
         queries, keys = q.shape[2], k.shape[2]
         only_causal = causal and key_padding_mask is None and queries == keys and queries > 1
-        explicit = self.softcap > 0 or need_weights
+        # PyTorch's fused attention on a CPU is made for many queries: for one, a step of decoding, two products are faster
+        one_on_cpu = queries == 1 and q.device.type == "cpu" and not torch.is_grad_enabled()
+        explicit = self.softcap > 0 or need_weights or one_on_cpu
         mask = None
         if explicit or not only_causal:
             mask = visible(key_padding_mask, causal, queries, keys, q.device)
         weights = self._weights(q, k, mask) if explicit else None
         dropout = self.dropout if self.training else 0.0
-        if self.softcap > 0:
+        if explicit:
             out = F.dropout(weights, dropout).to(v.dtype) @ v
         else:
             out = F.scaled_dot_product_attention(
@@ -224,11 +226,11 @@ class MultiheadAttention(nn.Module):
 
     def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
         """The attention probabilities (B, H, T, S), float32."""
-        logits = q @ k.transpose(-2, -1) * self.scale
+        logits = (q * self.scale) @ k.transpose(-2, -1)
         if self.softcap > 0:
             logits = self.softcap * torch.tanh(logits / self.softcap)
         if mask is not None:
-            logits = logits.masked_fill(~mask, -math.inf)
+            logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)  # finite: no NaN where nothing is visible
         return torch.softmax(logits, dim=-1, dtype=torch.float32)
 
     def _keys_and_values(
@@ -243,6 +245,8 @@ class MultiheadAttention(nn.Module):
             k = self.k_norm(k)
         if incremental_state is None:
             return k, v
+        if self.static_kv:  # once a sentence, lest every step's product copies them
+            k, v = k.contiguous(), v.contiguous()
         if past is not None:
             k, v = torch.cat([past["k"], k], dim=2), torch.cat([past["v"], v], dim=2)
         incremental_state[self._state_key] = {**(past or {}), "k": k, "v": v}

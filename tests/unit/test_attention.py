@@ -80,6 +80,20 @@ def test_decoding_step_by_step_equals_the_full_pass_under_reordering(attention):
     torch.testing.assert_close(torch.cat(steps, 1), full[:, 3:])
 
 
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_one_query_without_gradient_is_the_fused_function_and_finite_where_nothing_is_visible(softcap):
+    torch.manual_seed(0)
+    attention = MultiheadAttention(16, 4, static_kv=True, softcap=softcap).eval()
+    x, y = torch.randn(3, 1, 16), torch.randn(3, 6, 16)
+    padding = torch.tensor([[False] * 6, [True] * 2 + [False] * 4, [True] * 6])
+    fused, _ = attention(x, y, key_padding_mask=padding)  # with gradient
+    with torch.no_grad():
+        for state in (None, {}):
+            products, _ = attention(x, y, key_padding_mask=padding, incremental_state=state)
+            torch.testing.assert_close(products[:2], fused[:2])
+            assert products.isfinite().all()
+
+
 def test_static_keys_are_projected_once():
     torch.manual_seed(0)
     cross = MultiheadAttention(8, 2, static_kv=True).eval()
