@@ -178,7 +178,7 @@ class MultiheadAttention(nn.Module):
 
         queries, keys = q.shape[2], k.shape[2]
         only_causal = causal and key_padding_mask is None and queries == keys and queries > 1
-        # PyTorch's fused attention on a CPU is made for many queries: for one, a step of decoding, two products are faster
+        # on a CPU the fused kernel is made for many queries: for one, a step of decoding, two products are faster
         one_on_cpu = queries == 1 and q.device.type == "cpu" and not torch.is_grad_enabled()
         explicit = self.softcap > 0 or need_weights or one_on_cpu
         mask = None
