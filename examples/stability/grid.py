@@ -18,6 +18,7 @@ METHODS = {
     "Admin": "--norm-placement admin",
     "post-LN + sigmaReparam": "--norm-placement post --reparam sigma",
     "no LN + sigmaReparam": "--norm-placement none --reparam sigma",
+    "pre-LN + sigmaReparam": "--norm-placement pre --reparam sigma",
     "post-LN + spectral norm": "--norm-placement post --reparam spectral_norm",
     "post-LN + QK-norm": "--norm-placement post --qk-norm",
     "post-LN + softcap 50": "--norm-placement post --attention-softcap 50",
