@@ -40,9 +40,15 @@ def check_ranges(options: object, ranges: Mapping[str, Range]) -> None:
         ranges: name of the option, with underscores -> where its value has to lie.
 
     Raises:
-        InputError: the first that does not, or that is NaN.
+        InputError: the first that does not, that is NaN, or that is a word where a number belongs.
     """
     for name, allowed in ranges.items():
         value = getattr(options, name, None)
-        if value is not None and value not in allowed:
+        if value is None or str(value).startswith("${"):  # the value of another option
+            continue
+        try:
+            number = float(value)  # fairseq leaves some options as they were typed until later
+        except ValueError:
+            number = math.nan
+        if number not in allowed:
             raise InputError(f"--{name.replace('_', '-')} {value}: has to be {allowed}")
