@@ -51,3 +51,12 @@ def test_numbers_out_of_range_are_named(allowed, inside, outside, words):
     for value in outside:
         with pytest.raises(InputError, match=f"--some-number {value}: has to be {words}$"):
             check_ranges(SimpleNamespace(some_number=value), {"some_number": allowed})
+
+
+def test_what_fairseq_leaves_as_typed_is_read_as_a_number():
+    ranges = {"batch_size_valid": COUNT}
+    check_ranges(SimpleNamespace(batch_size_valid="100"), ranges)
+    check_ranges(SimpleNamespace(batch_size_valid="${dataset.batch_size}"), ranges)
+    for value in ("0", "many"):
+        with pytest.raises(InputError, match=f"--batch-size-valid {value}: has to be at least 1"):
+            check_ranges(SimpleNamespace(batch_size_valid=value), ranges)
