@@ -28,9 +28,10 @@ def load(
 ) -> Translator | Transcriber:
     """Load a trained model, folded or not, of this plugin or of stock fairseq.
 
-    Dictionaries, and ``spm.model`` if the vocabulary is one of sentencepiece, are looked for in this order: ``data``;
-    the data folder that the checkpoint names, and the folder above it; the checkpoint's own folder; the folder above
-    that, and ``bin`` in it. Nothing is run from the file: see :mod:`speech_mt.checkpoint.loading`.
+    Dictionaries, and ``spm.model`` if the vocabulary is one of sentencepiece, are looked for in this order: ``data``
+    and the folder above it; the data folder that the checkpoint names, and the folder above it; the checkpoint's own
+    folder; the folder above that, and ``bin`` in it. Nothing is run from the file: see
+    :mod:`speech_mt.checkpoint.loading`.
 
     Args:
         path: the checkpoint.
@@ -135,10 +136,9 @@ def _options(state: dict[str, Any], path: Path, task_options: dict[str, Any]) ->
 
 def _places(path: Path, saved: str | None, data: StrPath | None) -> Iterable[Path]:
     """The folders to look in, in order, each once."""
-    places = [] if data is None else [Path(data)]
-    if saved:
-        folder = Path(saved.split(os.pathsep)[0])
-        places += [folder, folder.parent]
+    given = [] if data is None else [Path(data)]
+    saved_folder = [Path(saved.split(os.pathsep)[0])] if saved else []
+    places = [place for folder in given + saved_folder for place in (folder, folder.absolute().parent)]
     beside = path.resolve().parent
     places += [beside, beside.parent, beside.parent / "bin"]
     return dict.fromkeys(place.resolve() for place in places)

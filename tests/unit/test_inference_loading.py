@@ -55,8 +55,8 @@ TRANSLATION = {"_name": "translation", "data": "bin", "source_lang": "de", "targ
 
 def test_a_missing_vocabulary_is_named_with_the_places_looked_in(saved, tmp_path):
     with pytest.raises(InputError) as error:
-        speech_mt.load(saved(TRANSLATION), data=tmp_path / "mine")
-    places = ["mine", "bin", "", "runs/model", "runs", "runs/bin"]
+        speech_mt.load(saved(TRANSLATION), data=tmp_path / "data" / "mine")
+    places = ["data/mine", "data", "bin", "", "runs/model", "runs", "runs/bin"]
     listed = ", ".join(str((tmp_path / place).resolve()) for place in places)
     assert f"dict.de.txt and dict.en.txt not found in {listed}; copy" in str(error.value)
 
