@@ -93,18 +93,20 @@ def test_ranks_are_one_process_with_the_same_batches(commands, one, count):
         assert all(torch.equal(state[name], states[0][name]) for name in states[0])
 
 
-def test_another_number_of_ranks_goes_on_at_the_same_place(commands, one):
-    first = run_ranks(commands, 2, "--save-dir fewer --max-update 1", "fewer")
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_another_number_of_ranks_goes_on_at_the_same_place(commands, one, before, after):
+    folder = f"from{before}to{after}"
+    first = run_ranks(commands, before, f"--save-dir {folder} --max-update 1", folder)
     assert first[0].returncode == 0, first[0].stderr
-    (second,) = run_ranks(commands, 1, "--save-dir fewer", "fewer")
-    assert second.returncode == 0, second.stderr
-    assert "the checkpoint is of 2 processes, this run has 1: it goes on after batch 4" in second.stdout
-    assert list(losses(second)) == ["2", "3"]
-    expected = losses(one)
-    found = losses(second)
+    second = run_ranks(commands, after, f"--save-dir {folder}", folder)
+    assert second[0].returncode == 0, second[0].stderr
+    processes = "1 process" if before == 1 else f"{before} processes"
+    assert f"the checkpoint is of {processes}, this run has {after}: it goes on after batch 4" in second[0].stdout
+    found, expected = losses(second[0]), losses(one)
+    assert list(found) == ["2", "3"]
     assert [float(found[u]) for u in found] == pytest.approx([float(expected[u]) for u in found], abs=2e-3)
-    place = load_checkpoint(commands.folder / "fewer" / "checkpoint_last.pt")["extra_state"]["train_iterator"]
-    assert place["num_shards"] == 1
+    place = load_checkpoint(commands.folder / folder / "checkpoint_last.pt")["extra_state"]["train_iterator"]
+    assert place["num_shards"] == after
 
 
 def test_a_rank_that_dies_ends_the_job_with_its_message(commands):

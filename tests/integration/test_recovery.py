@@ -11,7 +11,7 @@ from speech_mt.checkpoint import load_checkpoint
 from speech_mt.data.manifest import write_manifest
 
 from .commands import Commands
-from .conftest import PLUGIN, REPOSITORY
+from .conftest import PLUGIN, REPOSITORY, write_corpus
 
 BAD = "u2"
 TRAIN = f"""fairseq-train speech {PLUGIN} --task speech_manifest --arch spectral_ctc_transformer_tiny --conv-channels 16
@@ -128,3 +128,26 @@ def test_an_fp16_overflow_says_where_and_how_large_the_logits_are(commands):
     assert found, done.stdout
     assert 0 < int(found[1]) <= int(found[2])
     assert float(found[4]) == pytest.approx(0, abs=100)
+
+
+def test_a_spike_of_the_loss_rolls_back_and_the_run_goes_on_at_a_smaller_rate(commands):
+    """The fifth epoch's rate is 300 times too large: the loss leaps from 4 to 30 and more."""
+    write_corpus(commands.folder)
+    assert commands.run("fairseq-preprocess -s de -t en --destdir bin --trainpref train").returncode == 0
+    done = commands.run(
+        f"""fairseq-train bin {PLUGIN} --arch spectral_transformer --encoder-layers 2 --decoder-layers 2
+        --encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --reparam sigma --dropout 0
+        --criterion label_smoothed_cross_entropy_with_entropy --optimizer adam --lr 0.01,0.01,0.01,0.01,3
+        --lr-scheduler fixed --clip-norm 1 --batch-size 5 --seed 7 --cpu --disable-validation --max-epoch 5
+        --save-interval-updates 4 --keep-interval-updates 1 --no-epoch-checkpoints --rollback-on-spike 0.1
+        --log-format json --log-interval 1 --save-dir rolled"""
+    )
+    assert done.returncode == 0, done.stderr
+    before, told, after = done.stdout.partition("the loss spiked: back to rolled/checkpoint_last.pt, update 48")
+    assert told, before
+    entries = r'train_inner \| .*?"loss": "([\d.]+)".*?"num_updates": "(\d+)", "lr": "([\d.]+)"'
+    worst = max(float(loss) for loss, update, _ in re.findall(entries, before) if int(update) > 48)
+    found = [(float(loss), int(update), float(lr)) for loss, update, lr in re.findall(entries, after)]
+    assert worst > 20
+    assert found[0][1] == 49
+    assert all(loss < 6 and lr == 0.001 for loss, _, lr in found)
