@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import argparse
 import logging
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 
 from controls import CONTROLS
@@ -26,6 +23,7 @@ from shares import part_of_manifest, part_of_pairs
 from trials import DEPTHS, SHARES, TASKS, Result, Score, Spoilt, Trial, grid, known
 
 from speech_mt.errors import InputError, run
+from speech_mt.experiments.pool import processes, run_all
 from speech_mt.experiments.provenance import alone_in, commit, machine
 from speech_mt.experiments.table import read_table, write_table
 
@@ -57,7 +55,7 @@ def prepare(task: str, folder: Path, smoke: bool) -> Path:
 
 
 def data_of(trial: Trial, corpora: dict[str, Path], out: Path) -> str:
-    """The training data of a trial, relative to the repository; a share of a corpus is made when it is first needed."""
+    """The training data of a trial, relative to the repository; a share of a corpus is made unless it is there."""
     if trial.task == "images":
         return ""
     whole = corpora[trial.task]
@@ -67,60 +65,38 @@ def data_of(trial: Trial, corpora: dict[str, Path], out: Path) -> str:
     return os.path.relpath(whole, ROOT)
 
 
-def train(trial: Trial, *arguments: str) -> tuple[Result, dict[Spoilt, Score]]:
+def train(trial: Trial, data: dict[Trial, str], out: str, told: tuple[str, str]) -> tuple[Result, dict[Spoilt, Score]]:
     """In a worker: import fairseq on the first call, without its many notes, then train."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     from training import train_and_measure
 
-    return train_and_measure(trial, *arguments)
+    return train_and_measure(trial, data[trial], f"{out}/{trial.name}", *told)
 
 
 def run_trials(trials: Sequence[Trial], corpora: dict[str, Path], out: Path, jobs: int, minutes: float) -> int:
-    """Run ``trials``, starting none after ``minutes``; returns how many failed, which the next study tries again.
-
-    Raises:
-        InputError: a worker was killed.
-    """
+    """Run ``trials``, starting none after ``minutes``; returns how many failed, which the next study tries again."""
     results = read_table(out / "study.csv", Trial, Result)
     spoilt = read_table(out / "spoilt.csv", Spoilt, Score)
-    waiting, running, failed = [trial for trial in trials if trial not in results], {}, 0
-    print(f"{out / 'study.csv'}: {len(results)} rows; {len(waiting)} runs to go", flush=True)
-    deadline, told = time.time() + 60 * minutes, (commit(ROOT), machine())
-    os.environ["OMP_NUM_THREADS"] = "1"
+
+    def keep(trial: Trial, found: tuple[Result, dict[Spoilt, Score]]) -> None:
+        results[trial], of_trial = found
+        spoilt.update(of_trial)
+        write_table(out / "spoilt.csv", spoilt, Spoilt, Score)  # before its trial counts as done
+        write_table(out / "study.csv", results, Trial, Result)
+        result = results[trial]
+        print(
+            f"{len(results):4} {trial.name}: {TASKS[trial.task].score} {result.score:.1f}, loss {result.loss:.2f}, "
+            f"cosine {result.cosine:.2f}",
+            flush=True,
+        )
+
+    missing = [trial for trial in trials if trial not in results]
+    print(f"{out / 'study.csv'}: {len(results)} rows; {len(missing)} runs to go", flush=True)
     os.chdir(ROOT)
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        try:
-            while True:
-                while waiting and len(running) < jobs and time.time() < deadline:
-                    trial = waiting.pop(0)
-                    folder = os.path.relpath(out / trial.name, ROOT)
-                    running[pool.submit(train, trial, data_of(trial, corpora, out), folder, *told)] = trial
-                if not running:
-                    return failed
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    trial = running.pop(future)
-                    try:
-                        results[trial], of_trial = future.result()
-                    except BrokenProcessPool:
-                        raise InputError(f"{trial.name}: a worker was killed; try fewer --jobs") from None
-                    except Exception as error:
-                        print(f"{trial.name}: failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-                        failed += 1
-                        continue
-                    spoilt |= of_trial
-                    write_table(out / "spoilt.csv", spoilt, Spoilt, Score)  # before its trial counts as done
-                    write_table(out / "study.csv", results, Trial, Result)
-                    result = results[trial]
-                    print(
-                        f"{len(results):4} {trial.name}: {TASKS[trial.task].score} {result.score:.1f}, loss "
-                        f"{result.loss:.2f}, cosine {result.cosine:.2f}",
-                        flush=True,
-                    )
-        except KeyboardInterrupt:
-            for worker in multiprocessing.active_children():
-                worker.terminate()
-            raise
+    data = {trial: data_of(trial, corpora, out) for trial in missing}
+    work = partial(train, data=data, out=os.path.relpath(out, ROOT), told=(commit(ROOT), machine()))
+    return run_all(missing, work, keep, jobs, minutes, processes)
 
 
 def main() -> int:

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import argparse
 import logging
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 
 from grid import (
@@ -36,6 +33,7 @@ from grid import (
 )
 
 from speech_mt.errors import InputError, run
+from speech_mt.experiments.pool import processes, run_all
 from speech_mt.experiments.provenance import alone_in, commit, machine
 
 HERE = Path(__file__).resolve().parent
@@ -55,13 +53,13 @@ def prepare(data: Path) -> str:
     return os.path.relpath(data / "mt" / "bin", ROOT)
 
 
-def train(trial: Trial, *arguments: str) -> Result:
+def train(trial: Trial, data: str, out: str, told: tuple[str, str]) -> Result:
     """In a worker: import fairseq on the first call, without its many notes, then train."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     from fairseq_run import train_and_measure
 
-    return train_and_measure(trial, *arguments)
+    return train_and_measure(trial, data, f"{out}/{trial.name}", *told)
 
 
 def run_trials(trials: list[Trial], results: Results, table: Path, data: str, jobs: int, minutes: float) -> int:
@@ -69,50 +67,22 @@ def run_trials(trials: list[Trial], results: Results, table: Path, data: str, jo
 
     A failed run is reported and has no row: the next study tries it again.
     """
+
+    def keep(trial: Trial, result: Result) -> None:
+        results[trial] = result
+        write_results(table, results)
+        print(
+            f"{len(results):4} {trial.depth:3}L {trial.method:24} lr {trial.lr:g} warm-up {trial.warmup}: "
+            f"{result.outcome} at {result.updates}, loss {result.loss:.2f}, BLEU {result.bleu:.1f}, "
+            f"{result.seconds:.0f} s",
+            flush=True,
+        )
+
     out = os.path.relpath(table.parent, ROOT)
-    deadline, told = time.time() + 60 * minutes, (commit(ROOT), machine())
-    waiting, running, failed = list(trials), {}, 0
-    os.environ["OMP_NUM_THREADS"] = "1"
     os.chdir(ROOT)
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        try:
-            while True:
-                while waiting and len(running) < jobs and time.time() < deadline:
-                    trial = waiting.pop(0)
-                    if is_wanted(trial, results):
-                        running[pool.submit(train, trial, data, f"{out}/{trial.name}", *told)] = trial
-                if not running:
-                    return failed
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    failed += not collect(running.pop(future), future, results, table, deadline)
-        except KeyboardInterrupt:
-            for worker in multiprocessing.active_children():
-                worker.terminate()
-            raise
-
-
-def collect(trial: Trial, future: Future, results: Results, table: Path, deadline: float) -> bool:
-    """Add a finished run to the table and say so; False if it failed.
-
-    Raises:
-        InputError: its process was killed.
-    """
-    try:
-        result = future.result()
-    except BrokenProcessPool:
-        raise InputError(f"{trial.name}: a worker was killed, perhaps for want of memory; try fewer --jobs") from None
-    except Exception as error:
-        print(f"{trial.name}: failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return False
-    results[trial] = result
-    write_results(table, results)
-    print(
-        f"{len(results):4} {trial.depth:3}L {trial.method:24} lr {trial.lr:g} warm-up {trial.warmup}: {result.outcome} "
-        f"at {result.updates}, loss {result.loss:.2f}, BLEU {result.bleu:.1f}, {result.seconds:.0f} s; "
-        f"{max(0, deadline - time.time()) / 60:.0f} minutes left",
-        flush=True,
-    )
-    return True
+    work = partial(train, data=data, out=out, told=(commit(ROOT), machine()))
+    wanted = (trial for trial in trials if is_wanted(trial, results))
+    return run_all(wanted, work, keep, jobs, minutes, processes)
 
 
 def main() -> int:

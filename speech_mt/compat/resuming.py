@@ -242,8 +242,9 @@ def count_batches_of_all_ranks() -> None:
         if before != self.num_shards:
             done = own * before
             state = state | {"iterations_in_epoch": done // self.num_shards}
+            processes = "1 process" if before == 1 else f"{before} processes"
             logger.warning(
-                f"the checkpoint is of {before} process{'' if before == 1 else 'es'}, this run has {self.num_shards}: it goes on after batch "
+                f"the checkpoint is of {processes}, this run has {self.num_shards}: it goes on after batch "
                 f"{state['iterations_in_epoch'] * self.num_shards} of the epoch ({done} were done); an update is now "
                 f"of {self.num_shards} batches times --update-freq, which can keep it what it was"
             )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import sys
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -45,22 +50,41 @@ def run_missing(
     return run_all(missing, work, keep, jobs, minutes)
 
 
+@contextmanager
+def processes(jobs: int) -> Iterator[Executor]:
+    """Worker processes with a thread each, which import what they need themselves; Ctrl-C ends them."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        try:
+            yield pool
+        except KeyboardInterrupt:
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            raise
+
+
 def run_all(
     trials: Iterable[Trial],
     work: Callable[[Trial], Result],
     keep: Callable[[Trial, Result], None],
     jobs: int = 1,
     minutes: float = float("inf"),
+    workers: Callable[[int], AbstractContextManager[Executor]] = ThreadPoolExecutor,
 ) -> int:
     """Run ``trials`` in order, ``jobs`` at a time, starting none after ``minutes``; returns how many failed.
 
     Args:
-        work: one trial, in a thread; an :class:`InputError` of it is reported, and the next trials run all the same.
+        trials: each is asked for when it is to start, so that a generator can leave some out for what came before.
+        work: one trial, in a worker. If it fails this is reported, and the next trials run all the same.
         keep: called in this thread with every result, as soon as it is there.
+        workers: of ``jobs`` -> what runs the work: threads, for those who start commands, or :func:`processes`.
+
+    Raises:
+        InputError: a worker process was killed.
     """
     deadline = time.time() + 60 * minutes
     waiting, running, failed = iter(trials), {}, 0
-    with ThreadPoolExecutor(jobs) as pool:
+    with workers(jobs) as pool:
         while True:
             while len(running) < jobs and time.time() < deadline and (trial := next(waiting, None)) is not None:
                 running[pool.submit(work, trial)] = trial
@@ -73,7 +97,11 @@ def run_all(
 def _collect(trial: Trial, future: Future, keep: Callable[[Trial, Result], None]) -> bool:
     try:
         result = future.result()
-    except InputError as error:
+    except BrokenProcessPool:
+        raise InputError(f"{trial}: a worker was killed, perhaps for want of memory; try fewer --jobs") from None
+    except Exception as error:
+        if not isinstance(error, InputError):
+            traceback.print_exception(error)
         print(f"failed: {trial}: {error}", file=sys.stderr, flush=True)
         return False
     keep(trial, result)

@@ -123,7 +123,7 @@ def test_rows_survive_and_are_not_run_again(tmp_path, monkeypatch, capsys):
 
     ran = []
 
-    def train(trial, *arguments):
+    def train(trial, **arguments):
         ran.append(trial)
         if trial.control == "smooth":
             raise RuntimeError("boom")
@@ -132,7 +132,7 @@ def test_rows_survive_and_are_not_run_again(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(oversmoothing, "train", train)
-    monkeypatch.setattr(oversmoothing, "ProcessPoolExecutor", lambda jobs, context: ThreadPoolExecutor(jobs))
+    monkeypatch.setattr(oversmoothing, "processes", ThreadPoolExecutor)
     wanted = [dataclasses.replace(TRIAL, control=control) for control in ("smooth", "sharpen", "stock")]
     assert oversmoothing.run_trials(wanted, {}, tmp_path, 1, minutes=1) == 1
     assert "boom" in capsys.readouterr().err
