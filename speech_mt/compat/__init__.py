@@ -29,6 +29,7 @@ from speech_mt.compat import (
     processes,
     raw_text,
     resuming,
+    save_dir,
 )
 from speech_mt.compat.environment import check_environment
 
@@ -163,6 +164,13 @@ FIXES: tuple[Fix, ...] = (
         NEVER,
         interruption.ends_without_saving,
         interruption.save_before_ending,
+    ),
+    Fix(
+        "a --save-dir is written by one training at a time",
+        "two that save in the same folder overwrite each other's checkpoints in silence",
+        NEVER,
+        save_dir.is_shared_in_silence,
+        save_dir.claim_before_training,
     ),
     Fix(
         "no half-written checkpoints",

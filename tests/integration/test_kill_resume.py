@@ -56,3 +56,23 @@ def test_a_training_that_is_asked_to_end_saves_first(commands, number):
     assert second.returncode == 0, second.stderr
     assert min(losses(second.stdout)) == max(losses(first.stdout)) + 1  # not one update was lost
     assert compare(commands.straight[name][0], [first.stdout, second.stdout], commands.folder, name) == []
+
+
+def test_a_second_training_in_the_same_folder_is_refused_and_the_first_goes_on(commands):
+    name = "translation"
+    command = f"{TASKS[name]} --save-dir {name}-killed"
+    shutil.rmtree(commands.folder / f"{name}-killed", ignore_errors=True)
+    folder = commands.folder / f"{name}-killed"
+    folder.mkdir()
+    (folder / "checkpoint_1_7.pt.tmp").touch()  # of a training that was killed: cleared away
+    first = commands.start(command)
+    assert wait_for_update(first)
+    assert not list(folder.glob("*_7.pt.tmp"))
+    second = commands.run(command)
+    assert second.returncode == 1
+    message = f"error: {folder}: another training (process {first.pid}) saves there; wait for it or give another"
+    assert message in second.stderr
+    assert commands.run(f"{command} --no-save --max-update 1").returncode == 0  # writes nothing there
+    done = first.wait()
+    assert done.returncode == 0, done.stderr
+    assert compare(commands.straight[name][0], [done.stdout], commands.folder, name) == []
