@@ -109,9 +109,10 @@ FIXES: tuple[Fix, ...] = (
         resuming.keep_plateau_counters,
     ),
     Fix(
-        "a run resumed after its first epoch has the batches that it had",
-        "they are drawn from seed + epoch once, in the epoch that a process begins with: within an epoch, some "
-        "sentences are then seen twice and others not at all",
+        "a run resumed after its first epoch has the batches that it had; an epoch's data-loader workers end with it",
+        "batches are drawn from seed + epoch once, in the epoch that a process begins with: within an epoch, some "
+        "sentences are then seen twice and others not at all; where they are drawn anew for each epoch, workers are "
+        "kept for the next one all the same, until they are collected as garbage and a time-out each has passed",
         NEVER,
         resuming.batches_depend_on_the_start,
         resuming.make_batches_as_at_the_start,

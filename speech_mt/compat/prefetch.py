@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import atexit
 import queue
+import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -24,19 +25,17 @@ def end_prefetching_at_exit() -> None:
     class StoppableConsumer(iterators.BackgroundConsumer):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
-            self.stopped = False
-            self._source = self._until_stopped(self._source)
+            self.stopped = threading.Event()
+            self._source = until(self.stopped, self._source)
             running.add(self)
 
-        def _until_stopped(self, source: Any) -> Iterator[Any]:
-            for item in source:
-                if self.stopped:
-                    return
-                yield item
+        def run(self) -> None:
+            super().run()
+            self._source = None  # a loader whose last batch was taken ends its workers when nobody holds it
 
         def stop(self) -> None:
             """Make room for what it waits to put, until it has seen that it should stop."""
-            self.stopped = True
+            self.stopped.set()
             while self.is_alive():
                 try:
                     self._queue.get(timeout=0.05)
@@ -49,3 +48,11 @@ def end_prefetching_at_exit() -> None:
 
     iterators.BackgroundConsumer = StoppableConsumer
     atexit.register(stop_all)
+
+
+def until(stopped: threading.Event, source: Iterable[Any]) -> Iterator[Any]:
+    """The items of ``source``, and the end once ``stopped`` is set."""
+    for item in source:
+        if stopped.is_set():
+            return
+        yield item

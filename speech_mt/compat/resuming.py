@@ -211,8 +211,12 @@ def make_batches_as_at_the_start() -> None:
             "disable_iterator_cache": disable_iterator_cache,
             "update_epoch_batch_itr": update_epoch_batch_itr,
         }
-        anew_each_epoch = disable_iterator_cache or update_epoch_batch_itr or not self.can_reuse_epoch_itr(dataset)
-        if anew_each_epoch or getattr(self.cfg, "rebuild_batches", False):
+        if disable_iterator_cache or update_epoch_batch_itr or not self.can_reuse_epoch_itr(dataset):
+            iterator = stock(self, dataset, *args, seed=seed, epoch=epoch, **kwargs)
+            # it is for one epoch: workers kept for the next would wait to be collected as garbage, then for time-outs
+            iterator.persistent_workers = iterator.reuse_dataloader = False
+            return iterator
+        if getattr(self.cfg, "rebuild_batches", False):
             return stock(self, dataset, *args, seed=seed, epoch=epoch, **kwargs)
         # stock draws the order before batching from seed + epoch, and the order of batches from the iterator's seed
         iterator = stock(self, dataset, *args, seed=seed + 1 - epoch, epoch=epoch, **kwargs)
