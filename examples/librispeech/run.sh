@@ -127,10 +127,10 @@ decode_stage() {
 
 score_stage() {
     local split
-    for split in $(those dev) $(those test); do
-        echo "$split:"
-        python scripts/score_wer.py "$out/$split/generate-$split.txt" | tee "$out/$split/wer.txt"
-    done
+    local -a sets=()
+    for split in $(those dev) $(those test); do sets+=(--set "$split=$out/$split/generate-$split.txt"); done
+    ((${#sets[@]})) || { echo "no dev-* or test-* among --subsets"; return; }
+    python scripts/score_wer.py "${sets[@]}" | tee "$out/wer.txt"
 }
 
 running=''
