@@ -33,14 +33,14 @@ def write_report(table: Path, folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_path(folder / "heat_map.png") as temporary:
         draw_heat_map(results).savefig(temporary, dpi=130, format="png")
-    curves = draw_curves(results, table.parent)
+    curves = draw_curves(results, table.parent)  # None without the runs' folders: the figure that is there stays
     if curves:
         with atomic_path(folder / "curves.png") as temporary:
             curves.savefig(temporary, dpi=110, format="png")
     with atomic_path(folder / "study.csv") as temporary:
         shutil.copyfile(table, temporary)
     with atomic_path(folder / "RESULTS.md") as temporary:
-        temporary.write_text(report(results, bool(curves)), encoding="utf-8")
+        temporary.write_text(report(results, (folder / "curves.png").exists()), encoding="utf-8")
     print(f"{folder / 'RESULTS.md'}: {len(results)} runs")
     return 0
 
