@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import speech_mt
+from speech_mt.arguments import number, positive_int
 from speech_mt.errors import InputError, run
 
 if TYPE_CHECKING:
@@ -31,9 +32,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("audio", nargs="+", help="files")
     parser.add_argument("--device", help="such as cpu or cuda:1; default: a GPU if there is one")
     parser.add_argument(
-        "--data", help="the folder with dict.txt, if not where the checkpoint says nor beside it"
+        "--data", help="the folder with dict.txt; default: where the checkpoint says, or beside it"
     )
-    parser.add_argument("--batch-size", type=int, default=8, help="chunks of audio at once")
+    parser.add_argument("--batch-size", type=positive_int, default=8, help="chunks of audio at once")
     output = parser.add_argument_group("output")
     output.add_argument(
         "--format",
@@ -44,10 +45,10 @@ def parse_args() -> argparse.Namespace:
     )
     output.add_argument("--word-timestamps", action="store_true", help="seconds of each word, with tsv and jsonl (CTC)")
     length = parser.add_argument_group("long audio")
-    length.add_argument("--chunk-seconds", type=float, default=30.0, help="longer audio is cut into chunks")
-    length.add_argument("--overlap-seconds", type=float, default=4.0, help="that neighbouring chunks share")
+    length.add_argument("--chunk-seconds", type=number(0.01), default=30.0, help="longer audio is cut into chunks")
+    length.add_argument("--overlap-seconds", type=number(0), default=4.0, help="that neighbouring chunks share")
     search = parser.add_argument_group("search")
-    search.add_argument("--beam", type=int, default=5, help="models with a decoder")
+    search.add_argument("--beam", type=positive_int, default=5, help="models with a decoder")
     search.add_argument("--ctc-beam", type=int, help="CTC models: prefix beam search; default: best path")
     search.add_argument("--ctc-lm", help="word n-gram (ARPA or KenLM), for --ctc-beam")
     search.add_argument("--ctc-lm-weight", type=float)
@@ -56,8 +57,6 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.word_timestamps and args.format == "text":
         parser.error("--word-timestamps has no place in plain text: add --format tsv or --format jsonl")
-    if min(args.batch_size, args.beam) < 1:
-        parser.error("--batch-size and --beam are 1 or more")
     return args
 
 

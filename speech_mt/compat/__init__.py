@@ -19,7 +19,9 @@ from speech_mt.compat import (
     data,
     edit_distance,
     empty_hypotheses,
+    generation,
     interruption,
+    languages,
     logs,
     mistakes,
     nan_detector,
@@ -30,6 +32,7 @@ from speech_mt.compat import (
     raw_text,
     resuming,
     save_dir,
+    training,
 )
 from speech_mt.compat.environment import check_environment
 
@@ -153,11 +156,39 @@ FIXES: tuple[Fix, ...] = (
         options.check_numbers,
     ),
     Fix(
+        "--source-lang or --target-lang by itself is taken",
+        "where one of them is missing, both are inferred from the data",
+        NEVER,
+        languages.one_language_is_ignored,
+        languages.complete_languages_first,
+    ),
+    Fix(
         "a missing data folder is explained",
         "its name alone does not say what makes it",
         NEVER,
         data.missing_data_is_unexplained,
         data.explain_missing_data,
+    ),
+    Fix(
+        "a training that has had its --max-update is left as it is",
+        "each further start trains one update more, and saves it",
+        NEVER,
+        training.trains_beyond_the_end,
+        training.end_in_time,
+    ),
+    Fix(
+        "a --best-checkpoint-metric that is not measured is refused after a checkpoint, with those that are",
+        "the first validation ends in a KeyError, and all before it is lost",
+        NEVER,
+        training.unknown_metric_is_fatal,
+        training.save_before_refusing_a_metric,
+    ),
+    Fix(
+        "fairseq-generate replaces the results of --results-path when the new ones are whole",
+        "it empties the file before it looks at its options",
+        NEVER,
+        generation.results_are_overwritten,
+        generation.keep_results_until_replaced,
     ),
     Fix(
         "SIGTERM and Ctrl-C save before they end a training",

@@ -60,18 +60,19 @@ def catching(interruption: Interruption) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _train() -> ModuleType | None:
+def train_module() -> ModuleType | None:
+    """fairseq-train, if it is the program."""
     modules = (sys.modules.get(name) for name in ("fairseq_cli.train", "__main__"))
     return next((module for module in modules if hasattr(module, "validate_and_save")), None)
 
 
 def ends_without_saving() -> bool:
-    train = _train()
+    train = train_module()
     return train is not None and not hasattr(train.train, "saves_when_interrupted")
 
 
 def save_before_ending() -> None:
-    module = _train()
+    module = train_module()
     module.train, module.validate_and_save = saving(module.train, module.validate_and_save)
 
 

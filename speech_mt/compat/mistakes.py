@@ -23,9 +23,9 @@ MISTAKES = {
 def summary(error: BaseException) -> str | None:
     """The one line that a user's mistake deserves; None for anything else.
 
-    A mistake is an :class:`~speech_mt.errors.InputError`, an operating-system error, or an assertion or bare
-    ``Exception`` of fairseq's that has a message. What a DataLoader worker or a spawned process raised is the
-    text of a traceback within another exception: so it is the text of the last traceback that is read.
+    A mistake is an :class:`~speech_mt.errors.InputError`, an operating-system error, or what fairseq itself raises with
+    a message: an assertion, a bare ``Exception`` or a ``ValueError``. What a DataLoader worker or a spawned process
+    raised is the text of a traceback within another exception: so it is the text of the last traceback that is read.
     """
     text = "".join(traceback.format_exception(error))
     lines = text.rpartition("Traceback (most recent call last):\n")[2].splitlines()
@@ -40,13 +40,22 @@ def summary(error: BaseException) -> str | None:
         return message
     files = re.findall(r'^  File "(.+?)", line', frames, re.MULTILINE)
     by_fairseq = bool(files) and re.search(r"(^|/)fairseq(_cli)?/(?!.*speech_mt/)", files[-1]) is not None
-    if kind in ("AssertionError", "Exception") and message and by_fairseq and error.__context__ is None:
+    raised_there = kind in ("AssertionError", "Exception") or (kind == "ValueError" and _ends_in_raise(frames))
+    if raised_there and message and by_fairseq and error.__context__ is None:
         return message
     return None
 
 
+def _ends_in_raise(frames: str) -> bool:
+    """Whether the last line of code that a traceback shows raises the error, rather than calls what does."""
+    return frames.rpartition('  File "')[2].partition("\n")[2].lstrip().startswith("raise ")
+
+
 def excepthook(kind: type[BaseException], error: BaseException, tb: types.TracebackType | None) -> None:
     """``sys.excepthook``: Python exits with code 1 after it."""
+    if issubclass(kind, BrokenPipeError):  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
     line = "interrupted" if kind is KeyboardInterrupt else summary(error)
     if line is None or os.environ.get("SPEECH_MT_TRACEBACK", "") not in ("", "0"):
         sys.__excepthook__(kind, error, tb)

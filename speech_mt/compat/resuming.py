@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from speech_mt.checkpoint import load_checkpoint
+from speech_mt import checkpoint
 from speech_mt.checkpoint.function_options import different_options, function_options
 from speech_mt.errors import InputError
 
@@ -47,7 +47,11 @@ def resume_whole_or_not_at_all() -> None:
         **kwargs: Any,
     ) -> dict[str, Any] | None:
         if Path(filename).is_file():
-            check_same_function(self.cfg.model, filename, refuse=not reset_optimizer)
+            state = checkpoint.load_checkpoint(filename)
+            check_same_function(self.cfg.model, state, filename, refuse=not reset_optimizer)
+            if not reset_optimizer:
+                check_can_go_on(state, filename, self.cfg.ema.store_ema)
+            del state
         elif filename == self.cfg.checkpoint.restore_file:
             raise InputError(f"--restore-file {filename}: no such checkpoint")
         with _named_as_its_loss(self.get_criterion()):
@@ -66,17 +70,33 @@ def resume_whole_or_not_at_all() -> None:
     Trainer.state_dict, Trainer.load_checkpoint = state_dict, load_checkpoint
 
 
-def check_same_function(model_cfg: Any, filename: str, refuse: bool) -> None:
+def check_can_go_on(state: Mapping[str, Any], filename: str, store_ema: bool) -> None:
+    """Whether a checkpoint holds what a resumed training goes on with.
+
+    Raises:
+        InputError: no state of the optimizer, or no moving average though ``--store-ema`` asks for one.
+    """
+    if state.get("last_optimizer_state") is None:
+        raise InputError(
+            f"{filename}: no state of an optimizer to go on with, as in what was averaged, folded or saved by "
+            "--no-save-optimizer-state; begin a new training from these weights with --finetune-from-model"
+        )
+    if store_ema and "ema" not in state["extra_state"]:
+        raise InputError(f"{filename}: of a training without --store-ema; leave it out, or use --finetune-from-model")
+
+
+def check_same_function(model_cfg: Any, state: Mapping[str, Any], filename: str, refuse: bool) -> None:
     """Compare the options of a run's model with those of the checkpoint that it starts from.
 
     Args:
         model_cfg: of the run.
+        state: the checkpoint ``filename``.
         refuse: for one that is resumed; a new training that starts from these weights gets a warning.
 
     Raises:
         InputError: options that define the function of the model differ; old and new values are named.
     """
-    stored = _model_cfg(load_checkpoint(filename))
+    stored = _model_cfg(state)
     if not stored:
         return
     difference = different_options(_plain(stored), _plain(model_cfg), _defaults(model_cfg))

@@ -135,10 +135,8 @@ class Monitored:
         text = cfg.temperature_intervention
         criterion.intervention = None if text is None else TemperatureIntervention.parse(text)
         criterion.board = Board(quantities)
-        if cfg.z_loss < 0:
-            raise InputError(f"--z-loss {cfg.z_loss}: 0 is off, anything else above 0")
+        check_ranges(cfg, {"z_loss": NOT_NEGATIVE, "skip_nonfinite": NOT_NEGATIVE, "rollback_on_spike": PROBABILITY})
         criterion.z_loss = cfg.z_loss
-        check_ranges(cfg, {"skip_nonfinite": NOT_NEGATIVE, "rollback_on_spike": PROBABILITY})
         criterion.nonfinite = NonFiniteBudget(cfg.skip_nonfinite)
         criterion.rollback_on_spike = cfg.rollback_on_spike
         nonfinite.install()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from speech_mt.checkpoint import load_checkpoint
+from speech_mt.compat.languages import complete
 from speech_mt.data.vocabulary import PIECE_BOUNDARY
 from speech_mt.errors import InputError
 
@@ -28,9 +29,9 @@ def load(
 ) -> Translator | Transcriber:
     """Load a trained model, folded or not, of this plugin or of stock fairseq.
 
-    Dictionaries, and ``spm.model`` if the vocabulary is one of sentencepiece, are looked for in this order: ``data``
-    and the folder above it; the data folder that the checkpoint names, and the folder above it; the checkpoint's own
-    folder; the folder above that, and ``bin`` in it. Nothing is run from the file: see
+    Dictionaries, and ``spm.model`` if the vocabulary is one of sentencepiece, are looked for in ``data`` and the folder
+    above it; if it is not given, in this order: the data folder that the checkpoint names, and the folder above it; the
+    checkpoint's own folder; the folder above that, and ``bin`` in it. Nothing is run from the file: see
     :mod:`speech_mt.checkpoint.loading`.
 
     Args:
@@ -117,6 +118,7 @@ def _options(state: dict[str, Any], path: Path, task_options: dict[str, Any]) ->
     from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
     from fairseq.tasks import TASK_DATACLASS_REGISTRY
     from omegaconf import OmegaConf, open_dict
+    from omegaconf.errors import OmegaConfBaseException
 
     if state.get("args") is not None:
         state["cfg"], state["args"] = convert_namespace_to_omegaconf(state["args"]), None
@@ -130,17 +132,21 @@ def _options(state: dict[str, Any], path: Path, task_options: dict[str, Any]) ->
             raise InputError(f"{path}: the task {cfg.task._name} has no option {name}; it has {', '.join(known)}")
     OmegaConf.set_struct(cfg, False)
     with open_dict(cfg.task):
-        cfg.task.update(task_options)
+        for name, value in task_options.items():
+            try:
+                cfg.task[name] = value
+            except OmegaConfBaseException as error:
+                raise InputError(f"{name} {value!r}: {str(error).partition(chr(10))[0]}") from None
     return cfg
 
 
 def _places(path: Path, saved: str | None, data: StrPath | None) -> Iterable[Path]:
     """The folders to look in, in order, each once."""
-    given = [] if data is None else [Path(data)]
-    saved_folder = [Path(saved.split(os.pathsep)[0])] if saved else []
-    places = [place for folder in given + saved_folder for place in (folder, folder.absolute().parent)]
-    beside = path.resolve().parent
-    places += [beside, beside.parent, beside.parent / "bin"]
+    named = data if data is not None else saved.split(os.pathsep)[0] if saved else None
+    places = [] if named is None else [Path(named), Path(named).absolute().parent]
+    if data is None:
+        beside = path.resolve().parent
+        places += [beside, beside.parent, beside.parent / "bin"]
     return dict.fromkeys(place.resolve() for place in places)
 
 
@@ -148,14 +154,16 @@ def _find_languages(task: Any, places: Sequence[Path], path: Path) -> None:  # n
     """Languages that fairseq-train was not given it infers, and does not save: they are inferred again."""
     from fairseq.data.data_utils import infer_language_pair
 
-    pairs = ((task.source_lang, task.target_lang), *map(infer_language_pair, filter(Path.is_dir, places)))
-    found = next((pair for pair in pairs if None not in pair), None)
-    if found is None:
+    if task.source_lang is not None and task.target_lang is not None:
+        return
+    pairs = {place: infer_language_pair(place) for place in places if place.is_dir()}
+    place = next((place for place, pair in pairs.items() if None not in pair), None)
+    if place is None:
         raise InputError(
             f"{path}: does not say its languages, and no binarised data that do are in {', '.join(map(str, places))}; "
             "add source_lang and target_lang, such as de and en"
         )
-    task.source_lang, task.target_lang = found
+    task.source_lang, task.target_lang = complete(task.source_lang, task.target_lang, pairs[place], str(place))
 
 
 def _folder_with(names: Sequence[str], places: Sequence[Path], path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +11,6 @@ from typing import Any
 
 import torch
 from fairseq import utils
-from fairseq.dataclass.configs import GenerationConfig
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -21,6 +20,7 @@ from speech_mt.decoding.alignment import forced_alignment, word_spans
 from speech_mt.decoding.ctc_generator import CTCGenerator, ctc_log_probs
 from speech_mt.errors import InputError
 from speech_mt.inference.long_audio import Chunk, cut_at_pauses, overlapping_chunks
+from speech_mt.inference.search import search_options
 from speech_mt.tasks.speech import SpeechManifestTask
 
 FRAMES_PER_SECOND = 1000 / FRAME_SHIFT_MS
@@ -105,14 +105,16 @@ class Transcriber:
         """
         if isinstance(files, str | os.PathLike):
             raise InputError(f"transcripts of a list of files; got one path: put {os.fspath(files)} into a list")
-        generator = self.task.build_generator([self.model], OmegaConf.structured(GenerationConfig(**generation)))
+        generator = self.task.build_generator([self.model], search_options(generation))
         ctc = isinstance(generator, CTCGenerator)
         if word_timestamps and not ctc:
             raise InputError("word timestamps need a CTC model; this one has a decoder, whose words have no frames")
-        size = min(int(chunk_seconds * FRAMES_PER_SECOND), self._max_frames())
-        overlap = int(overlap_seconds * FRAMES_PER_SECOND)
-        if size < 1 or overlap < 0:
+        if batch_size < 1:
+            raise InputError(f"batch_size {batch_size}: has to be at least 1")
+        frames = chunk_seconds * FRAMES_PER_SECOND
+        if not (frames >= 1 and 0 <= overlap_seconds < math.inf):
             raise InputError(f"chunks of {chunk_seconds} s that overlap by {overlap_seconds} s: give positive seconds")
+        size, overlap = int(min(frames, self._max_frames())), int(overlap_seconds * FRAMES_PER_SECOND)
         names = map(os.fspath, files)
         while group := list(itertools.islice(names, batch_size)):
             heard = [self._hear(name) for name in group]

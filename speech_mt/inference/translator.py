@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from fairseq import utils
-from fairseq.dataclass.configs import GenerationConfig
 from fairseq.tasks import FairseqTask
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from speech_mt.data.text import is_empty
 from speech_mt.errors import InputError
+from speech_mt.inference.search import search_options
 
 _NAMED = 5  # texts named in a message
 
@@ -29,7 +28,7 @@ class Translator:
         self._codecs = [codec for codec in (tokenizer, bpe) if codec is not None]
 
     def translate(
-        self, texts: Sequence[str], *, batch_size: int = 64, max_tokens: int = 12000, **generation: Any
+        self, texts: Iterable[str], *, batch_size: int = 64, max_tokens: int = 12000, **generation: Any
     ) -> list[str]:
         """Translate each text; what fairseq-generate and fairseq-interactive give, in the order of ``texts``.
 
@@ -44,11 +43,18 @@ class Translator:
                 ``max_len_a`` (0) and ``max_len_b`` (200), the longest translation for x source tokens: a x + b.
 
         Raises:
-            InputError: texts longer than the model takes; nothing has been translated then.
+            InputError: texts longer than the model takes, or what is no text; options that the search has not, or out
+                of range. Nothing has been translated then.
         """
         if isinstance(texts, str):
             raise InputError("translate takes a list of texts, and got one text: put it into a list")
-        generator = self.task.build_generator([self.model], OmegaConf.structured(GenerationConfig(**generation)))
+        texts = list(texts)
+        odd = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
+        if odd is not None:
+            raise InputError(f"translate takes texts; number {odd}, from 0, is {texts[odd]!r}")
+        if min(batch_size, max_tokens) < 1:
+            raise InputError(f"batch_size {batch_size}, max_tokens {max_tokens}: have to be at least 1")
+        generator = self.task.build_generator([self.model], search_options(generation))
         filled = [i for i, text in enumerate(texts) if not is_empty(text)]
         sources = [self._encode(texts[i]) for i in filled]
         self._refuse_too_long({i: len(source) for i, source in zip(filled, sources, strict=True)}, max_tokens)

@@ -19,7 +19,7 @@ from speech_mt.models.config import NEUTRENO_LAMBDA, EncoderConfig
 from speech_mt.modules.residual import init_gain
 from speech_mt.modules.token_mixing import token_mixings
 from speech_mt.optim.weight_decay import exclude_controls
-from speech_mt.ranges import COUNT, PROBABILITY, Range, check_ranges
+from speech_mt.ranges import COUNT, NOT_NEGATIVE, POSITIVE, PROBABILITY, Range, check_ranges
 from speech_mt.reparam import REPARAMS, fold, states, value_spectrum
 from speech_mt.reparam.value_projections import SpectralProjection
 
@@ -30,8 +30,9 @@ RANGES = {
     **{f"{side}_{name}": COUNT for side in ("encoder", "decoder") for name in ("embed_dim", "ffn_embed_dim", "layers")},
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "conv_channels"), COUNT),
     **dict.fromkeys(("max_source_positions", "max_target_positions"), COUNT),
+    **dict.fromkeys(("attention_softcap", "qk_clip", "ctc_weight"), NOT_NEGATIVE),  # 0 is off
+    "neutreno_lambda": POSITIVE,
     "layerdrop": PROBABILITY,
-    "ctc_weight": Range(0),
 }
 LAYERS = r"(^|\.)layers\.\d+\."  # every Linear in the layers; embeddings, front end and output stay as they are
 
@@ -66,9 +67,6 @@ def reparametrize(model: nn.Module, cfg: EncoderConfig) -> None:
     Raises:
         InputError: options that contradict each other.
     """
-    for option in ("attention_softcap", "qk_clip"):
-        if getattr(cfg, option) < 0:
-            raise InputError(f"--{option.replace('_', '-')} {getattr(cfg, option)}: 0 is off, anything else above 0")
     reparam = str(cfg.reparam)
     if reparam != "none" and cfg.qk_clip > 0:
         raise InputError(f"--qk-clip shrinks W, which has no effect under --reparam {reparam}: use one of the two")
@@ -110,8 +108,6 @@ def control_oversmoothing(model: nn.Module, cfg: EncoderConfig) -> None:
     spectrum, basis, placement = str(cfg.value_spectrum), str(cfg.value_basis), str(cfg.norm_placement)
     mixing = token_mixings(cfg.token_mixing)
     if "neutreno" in mixing:
-        if cfg.neutreno_lambda <= 0:
-            raise InputError(f"--neutreno-lambda {cfg.neutreno_lambda}: a weight above 0")
         if spectrum != "free":
             logger.warning(
                 "NeuTRENO adds values to what the theory of --value-spectrum is about: it then predicts less"

@@ -52,8 +52,8 @@ class LARS(torch.optim.Optimizer):
             "weight_decay": weight_decay,
         }
         for name, value in defaults.items():
-            if value < 0:
-                raise ValueError(f"LARS: {name} is {value}, below 0")
+            if not value >= 0:  # nor is NaN
+                raise ValueError(f"LARS: {name} is {value}, not 0 or more")
         super().__init__(params, defaults)
 
     @torch.no_grad()

@@ -21,7 +21,12 @@ from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
 from speech_mt.errors import InputError
+from speech_mt.ranges import NOT_NEGATIVE, Range, check_ranges
 
+RANGES = {
+    "lr_shrink": Range(0, 1, open=(True, False)),
+    **dict.fromkeys(("warmup_updates", "warmup_init_lr", "lr_patience", "lr_threshold"), NOT_NEGATIVE),
+}
 logger = logging.getLogger(__name__)
 
 
@@ -52,11 +57,7 @@ class PlateauSchedule(FairseqLRScheduler):
         super().__init__(cfg, optimizer)
         if len(cfg.lr) > 1:
             raise InputError(f"--lr-scheduler plateau takes one --lr, not {len(cfg.lr)}")
-        if not 0 < cfg.lr_shrink <= 1:
-            raise InputError(f"--lr-shrink {cfg.lr_shrink}: a factor above 0 and at most 1")
-        for name in ("warmup_updates", "warmup_init_lr", "lr_patience", "lr_threshold"):
-            if getattr(cfg, name) < 0:
-                raise InputError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: 0 or more")
+        check_ranges(cfg, RANGES)
         self.plateaus = 0
         self.bad_validations = 0  # in a row
         self.num_updates = 0

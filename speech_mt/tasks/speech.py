@@ -249,12 +249,13 @@ class SpeechManifestTask(FairseqTask):
 
     def _check_decoding_options(self, ctc: bool) -> None:
         cfg = self.cfg
-        if cfg.ctc_beam < 0:
-            raise InputError(f"--ctc-beam {cfg.ctc_beam}: 0 is best-path decoding, a beam has 1 prefix or more")
         if not ctc and (cfg.ctc_beam or cfg.ctc_lm):
             raise InputError("--ctc-beam and --ctc-lm are for CTC models; this one has a decoder: --beam, --lm-path")
         if cfg.ctc_lm and not cfg.ctc_beam:
             raise InputError("--ctc-lm works in the prefix beam search: add --ctc-beam, such as 16")
+        for name in ("ctc_lm_weight", "ctc_word_bonus"):
+            if not cfg.ctc_lm and getattr(cfg, name) != getattr(SpeechManifestConfig, name):
+                raise InputError(f"--{name.replace('_', '-')} {getattr(cfg, name)} belongs to --ctc-lm")
         if ctc and cfg.ctc_rescore_weight:
             raise InputError("--ctc-rescore-weight is for encoder-decoders; this model is CTC alone")
 

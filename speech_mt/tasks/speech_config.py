@@ -10,11 +10,13 @@ from omegaconf import II, MISSING
 
 from speech_mt.data.features import NORMALIZATIONS, FeatureConfig
 from speech_mt.data.specaugment import POLICIES
-from speech_mt.ranges import COUNT, NOT_NEGATIVE
+from speech_mt.ranges import COUNT, FINITE, NOT_NEGATIVE, Range
 
 RANGES = {
     **dict.fromkeys(("sample_rate", "num_mel_bins", "max_source_positions", "max_target_positions"), COUNT),
-    "ctc_subsampling": NOT_NEGATIVE,
+    **dict.fromkeys(("ctc_subsampling", "ctc_beam", "ctc_lm_weight"), NOT_NEGATIVE),
+    "ctc_word_bonus": FINITE,
+    "ctc_rescore_weight": Range(0, 1),
 }
 
 

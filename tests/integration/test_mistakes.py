@@ -1,6 +1,7 @@
 """What does not go together ends in one line that names it, before anything is trained, and leaves nothing behind."""
 
 import re
+import subprocess
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import soundfile
 from speech_mt.data.manifest import write_manifest
 
 from .commands import Commands
-from .conftest import PLUGIN, REPOSITORY, write_corpus
+from .conftest import BIN, PLUGIN, REPOSITORY, write_corpus
 
 SIZE = "--encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2"
 DECODER = "--decoder-layers 1"
@@ -40,6 +41,7 @@ def commands(tmp_path_factory, command_server):
         f"{TEXT} --reparam sigma --save-dir sigma",
         f"{CTC} --criterion ctc_with_entropy --save-dir ctc",
         f"{S2T} {CROSS_ENTROPY} --save-dir s2t",
+        f"{REPOSITORY}/scripts/average_checkpoints.py --inputs sigma/checkpoint_last.pt --output averaged.pt",
     ):
         done = commands.run(command)
         assert done.returncode == 0, done.stderr
@@ -85,6 +87,20 @@ MISTAKES = {
     "negative subsampling": (f"{CTC} --ctc-subsampling -4", "--ctc-subsampling -4: has to be at least 0"),
     "dropout": (f"{TEXT} --dropout 1.5", "--dropout 1.5: has to be at least 0 and at most 1"),
     "no data": (TEXT.replace("bin", "nowhere", 1), "nowhere: no such data folder; .* make demo"),
+    "negative rate": (f"{TEXT} --lr -1", "--lr -1.0: has to be at least 0"),
+    "no decay": (f"{TEXT} --weight-decay nan", "--weight-decay nan: has to be at least 0"),
+    "no micro-batches": (f"{TEXT} --update-freq 0", "--update-freq 0: has to be at least 1"),
+    "large seed": (f"{TEXT} --seed 99999999999", "--seed 99999999999: has to be at least 0 and at most 4"),
+    "no z-loss": (f"{TEXT} --z-loss nan", "--z-loss nan: has to be at least 0"),
+    "no softcap": (f"{TEXT} --attention-softcap inf", "--attention-softcap inf: has to be finite"),
+    "one beta": (f"{TEXT} --adam-betas '(0.9)'", r"--adam-betas \(0.9\): give two"),
+    "two precisions": (f"{TEXT} --fp16 --bf16", "--fp16 and --bf16: give one of them"),
+    "no warm-up": (f"{TEXT} --lr-scheduler inverse_sqrt --warmup-updates 0", "--warmup-updates 0: inverse_sqrt"),
+    "no model to finetune": (f"{TEXT} --finetune-from-model no.pt", "--finetune-from-model no.pt does not exist"),
+    "language": (f"{TEXT} --source-lang fr", "--source-lang fr: the data are de-en in bin"),
+    "no optimizer": (f"{TEXT} --reparam sigma --restore-file averaged.pt", "averaged.pt: no state of an optimizer"),
+    "new average": (f"{SIGMA} --store-ema", "checkpoint_last.pt: of a training without --store-ema"),
+    "overrides": (f"{GENERATE} sigma/checkpoint_last.pt --model-overrides {{", "--model-overrides {: give a dict"),
     "sharding": (f"{TEXT} --ddp-backend fully_sharded", "fully_sharded is not supported"),
 }  # fmt: skip
 
@@ -117,3 +133,47 @@ def test_the_log_names_the_criterion_and_the_checkpoint_its_loss(commands):
     done = commands.run(TEXT.replace(CROSS_ENTROPY, plain) + " --reparam sigma --save-dir named --max-update 2")
     assert done.returncode == 0, done.stderr
     assert "num_updates: 2" in done.stdout
+
+
+def test_a_metric_that_is_not_measured_costs_no_update(commands):
+    validated = TEXT.replace("--disable-validation", "").replace("--max-update 1", "--max-update 2")
+    refused = commands.run(f"{validated} --best-checkpoint-metric wer --save-dir metric")
+    assert refused.returncode == 1
+    message = "error: --best-checkpoint-metric wer is not measured in validation, but loss, .* are; 2 updates are saved"
+    assert re.fullmatch(f"{message}[^\n]*\n", refused.stderr), refused.stderr
+    done = commands.run(f"{validated} --max-update 3 --save-dir metric")
+    assert "@ 2 updates" in done.stdout
+
+
+def test_a_finished_training_is_left_as_it_is(commands):
+    before = (commands.folder / "sigma" / "checkpoint_last.pt").read_bytes()
+    done = commands.run(f"{TEXT} --reparam sigma --save-dir sigma")
+    assert done.returncode == 0, done.stderr
+    assert "nothing to train: 1 updates are done, of --max-update 1" in done.stdout
+    assert (commands.folder / "sigma" / "checkpoint_last.pt").read_bytes() == before
+
+
+def test_results_stay_until_new_ones_are_whole(commands):
+    command = f"{GENERATE} sigma/checkpoint_last.pt --max-len-b 5 --results-path results"
+    assert commands.run(command).returncode == 0
+    results = commands.folder / "results" / "generate-test.txt"
+    before = results.read_text()
+    assert "Generate test with beam=5" in before
+    assert [path.name for path in results.parent.iterdir()] == [results.name]
+    assert commands.run(f"{command} --max-len-b 0").returncode == 1
+    assert results.read_text() == before
+
+
+def test_one_language_gives_the_direction(commands):
+    done = commands.run(f"{TEXT} --source-lang en --no-save")
+    assert done.returncode == 0, done.stderr
+    assert "en-de" in done.stdout
+
+
+@pytest.mark.parametrize("command", [f"{GENERATE} sigma/checkpoint_last.pt --max-len-b 5"])
+def test_a_reader_that_has_seen_enough_is_no_error(commands, command):
+    run = subprocess.run(
+        f"'{BIN}'/{command} --user-dir '{REPOSITORY}/user_dir' | head -n 1",
+        shell=True, cwd=commands.folder, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert "Error" not in run.stderr, run.stderr

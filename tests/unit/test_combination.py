@@ -1,11 +1,12 @@
 """Which models, criterions and tasks go together; tests/integration/test_mistakes.py has it through the commands."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 
 from speech_mt.errors import InputError
-from speech_mt.ranges import COUNT, POSITIVE, PROBABILITY, Range, check_ranges
+from speech_mt.ranges import COUNT, FINITE, NOT_NEGATIVE, POSITIVE, PROBABILITY, Range, check_ranges
 
 
 def test_an_ensemble_is_of_one_kind_and_one_length(ctc_model, s2t_model):
@@ -39,7 +40,10 @@ def test_models_that_read_text_are_known(ctc_model, model, reads_text):
 @pytest.mark.parametrize(
     ("allowed", "inside", "outside", "words"),
     [
-        (COUNT, [1, 7], [0, -4, float("nan")], "at least 1"),
+        (COUNT, [1, 7, [1, 2], "[3, 4]"], [0, -4, math.nan], "at least 1"),
+        (FINITE, [-1e9, 0], [math.nan, math.inf], "finite"),
+        (NOT_NEGATIVE, [0, "(0.9, 0.98)"], ["1,-2", math.nan], "at least 0"),
+        (NOT_NEGATIVE, [], [math.inf, "1,inf"], "finite"),
         (POSITIVE, [0.1], [0, -1.0], "above 0"),
         (PROBABILITY, [0.0, 0.99], [1.0, -0.1], "at least 0 and below 1"),
         (Range(0, 1), [0, 1], [1.5], "at least 0 and at most 1"),

@@ -23,8 +23,19 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from speech_mt import compat
-from speech_mt.compat import combinations, data, environment, interruption, logs, mistakes, processes, raw_text
-from speech_mt.compat.options import OneLineParser
+from speech_mt.compat import (
+    combinations,
+    data,
+    environment,
+    interruption,
+    languages,
+    logs,
+    mistakes,
+    processes,
+    raw_text,
+    training,
+)
+from speech_mt.compat.options import OneLineParser, check_pairs, check_words
 from speech_mt.errors import InputError
 
 # -- the table
@@ -53,6 +64,8 @@ def test_every_fix_is_needed_by_this_fairseq(needed):
         raw_text.lines_are_split_at_carriage_returns,
         combinations.sharding_asks_for_fairscale,
         interruption.ends_without_saving,
+        training.trains_beyond_the_end,
+        training.unknown_metric_is_fatal,
     )
     unneeded = [f.what for f, was in zip(compat.FIXES, needed["before"], strict=True) if not was]
     assert unneeded == [f.what for f in compat.FIXES if f.needed in in_other_commands]
@@ -192,6 +205,17 @@ def test_an_assertion_of_our_own_is_a_bug_but_one_of_fairseq_is_a_mistake(fairse
     assert mistakes.summary(raised(own)) is None
 
 
+def test_a_value_that_fairseq_refuses_is_a_mistake_but_one_that_it_stumbles_over_is_not(fairseq):
+    from fairseq import checkpoint_utils, utils
+
+    options = argparse.Namespace(finetune_from_model="x.pt", reset_optimizer=True, optimizer_overrides="{}")
+    vars(options).update(dict.fromkeys(("reset_lr_scheduler", "reset_meters", "reset_dataloader", "no_save"), True))
+    trainer = types.SimpleNamespace(data_parallel_rank=0)
+    refused = mistakes.summary(raised(checkpoint_utils.load_checkpoint, options, trainer))
+    assert refused.startswith("--finetune-from-model can not be set together with")
+    assert mistakes.summary(raised(utils.eval_str_list, "one")) is None
+
+
 class Refusing(Dataset):
     def __len__(self) -> int:
         return 1
@@ -225,6 +249,28 @@ def test_the_hook_prints_one_line_or_everything(monkeypatch, capsys):
     monkeypatch.setenv("SPEECH_MT_TRACEBACK", "1")
     mistakes.excepthook(type(error), error, error.__traceback__)
     assert "Traceback" in capsys.readouterr().err
+
+
+# -- languages
+
+
+@pytest.mark.parametrize(
+    ("given", "pair", "found"),
+    [
+        ((None, None), ("de", "en"), ("de", "en")),
+        (("de", None), ("de", "en"), ("de", "en")),
+        (("en", None), ("de", "en"), ("en", "de")),
+        ((None, "de"), ("de", "en"), ("en", "de")),
+        (("fr", None), ("de", "en"), None),
+        ((None, "en"), (None, None), None),
+    ],
+)
+def test_one_language_tells_the_direction(given, pair, found):
+    if found is None:
+        with pytest.raises(InputError, match=r"--(source|target)-lang \w+: .* in bin; give"):
+            languages.complete(*given, pair, "bin")
+    else:
+        assert languages.complete(*given, pair, "bin") == found
 
 
 # -- options
@@ -408,6 +454,36 @@ def test_the_search_for_a_nan_names_the_module_and_raises_nothing(fairseq, text_
     with caplog.at_level(logging.WARNING), NanDetector(model):
         model(**text_batch["net_input"])[0].sum().backward()
     assert "NaN detected in output of decoder.layers.0" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nbest": 6, "beam": 5}, "--nbest 6: there are only --beam 5 hypotheses"),
+        ({"nbest": 6, "beam": 9, "ctc_beam": 4}, "--nbest 6: there are only --ctc-beam 4 hypotheses"),
+        ({"lr_scheduler": "inverse_sqrt", "warmup_updates": 0}, "--warmup-updates 0: inverse_sqrt"),
+        ({"adam_betas": "(0.9)"}, "--adam-betas .*: give two"),
+        ({"beam": 5, "diverse_beam_groups": 3}, "--diverse-beam-groups 3: has to divide --beam 5"),
+        ({"post_process": "bogus"}, r"--post-process \(--remove-bpe\) bogus: there are sentencepiece, "),
+        ({"model_overrides": "{"}, "--model-overrides {: give a dictionary"),
+        ({"model_overrides": "5"}, "--model-overrides 5: give a dictionary"),
+    ],
+)
+def test_options_that_fairseq_stumbles_over_late_are_named(options, message):
+    check = check_words if options.keys() & {"post_process", "model_overrides"} else check_pairs
+    with pytest.raises(InputError, match=message):
+        check(argparse.Namespace(**options))
+
+
+def test_options_that_go_together(fairseq):
+    for options in (
+        {"nbest": 5, "beam": 5},
+        {"nbest": 6, "beam": 5, "ctc_beam": 16},
+        {"lr_scheduler": "polynomial_decay", "warmup_updates": 0, "adam_betas": "(0.9, 0.98)"},
+        {"beam": 6, "diverse_beam_groups": 3, "post_process": "@@ ", "model_overrides": "{'dropout': 0.1}"},
+    ):
+        check_words(argparse.Namespace(**options))
+        check_pairs(argparse.Namespace(**options))
 
 
 def test_prefetching_ends_before_python_does():

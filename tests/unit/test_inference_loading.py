@@ -55,10 +55,19 @@ TRANSLATION = {"_name": "translation", "data": "bin", "source_lang": "de", "targ
 
 def test_a_missing_vocabulary_is_named_with_the_places_looked_in(saved, tmp_path):
     with pytest.raises(InputError) as error:
-        speech_mt.load(saved(TRANSLATION), data=tmp_path / "data" / "mine")
-    places = ["data/mine", "data", "bin", "", "runs/model", "runs", "runs/bin"]
+        speech_mt.load(saved(TRANSLATION))
+    places = ["bin", "", "runs/model", "runs", "runs/bin"]
     listed = ", ".join(str((tmp_path / place).resolve()) for place in places)
     assert f"dict.de.txt and dict.en.txt not found in {listed}; copy" in str(error.value)
+
+
+def test_a_named_folder_is_the_place_to_look_in(saved, tmp_path):
+    """The checkpoint's own vocabulary would be another one, unnoticed."""
+    (tmp_path / "bin").mkdir()
+    for name in ("dict.de.txt", "dict.en.txt"):
+        (tmp_path / "bin" / name).write_text("a 1\n")
+    with pytest.raises(InputError, match=rf"not found in {tmp_path}/data/mine, {tmp_path}/data; copy"):
+        speech_mt.load(saved(TRANSLATION), data=tmp_path / "data" / "mine")
 
 
 def test_languages_that_no_file_tells_are_asked_for(saved):

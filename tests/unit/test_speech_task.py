@@ -347,7 +347,9 @@ def test_ctc_models_are_decoded_by_prefix_beam_search_if_asked(folder):
     ("options", "message"),
     [
         ({"ctc_lm": "words.arpa"}, "add --ctc-beam"),
-        ({"ctc_beam": -1}, "--ctc-beam -1: 0 is best-path"),
+        ({"ctc_beam": -1}, "--ctc-beam -1: has to be at least 0"),
+        ({"ctc_lm_weight": 0.7}, r"--ctc-lm-weight 0\.7 belongs to --ctc-lm"),
+        ({"ctc_word_bonus": -1.0, "ctc_beam": 4}, r"--ctc-word-bonus -1\.0 belongs to --ctc-lm"),
         ({"ctc_rescore_weight": 0.3}, "for encoder-decoders; this model is CTC alone"),
     ],
 )
@@ -399,7 +401,7 @@ class TestModelsWithDecoder:
         assert (generator.weight, generator.blank) == (0.3, 0)
         with pytest.raises(InputError, match="this one has a decoder"):
             task(folder, ctc_beam=4).build_generator([model], Namespace())
-        with pytest.raises(InputError, match=r"--ctc-rescore-weight 1\.3: give a weight from 0"):
+        with pytest.raises(InputError, match=r"--ctc-rescore-weight 1\.3: has to be at least 0 and at most 1"):
             task(folder, ctc_rescore_weight=1.3).build_generator([model], Namespace())
 
 

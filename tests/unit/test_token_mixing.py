@@ -265,7 +265,7 @@ def test_names():
     ("options", "message"),
     [
         ({"neutreno_lambda": 0.5}, "--neutreno-lambda 0.5 belongs to --token-mixing neutreno"),
-        ({"token_mixing": "neutreno", "neutreno_lambda": -0.5}, "--neutreno-lambda -0.5: a weight above 0"),
+        ({"token_mixing": "neutreno", "neutreno_lambda": -0.5}, "--neutreno-lambda -0.5: has to be above 0"),
         ({"token_mixing": "x"}, "--token-mixing x"),
     ],
 )

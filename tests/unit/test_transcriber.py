@@ -1,6 +1,7 @@
 """Transcription of files with models that hear tones: nothing is lost, doubled or out of order."""
 
 import json
+import math
 import runpy
 import sys
 from pathlib import Path
@@ -175,6 +176,22 @@ def test_unreadable_files_do_not_stop_the_others(transcriber, tmp_path, bad_file
 def test_a_path_is_not_a_list(transcriber):
     with pytest.raises(InputError, match=r"put a\.wav into a list"):
         transcriber().transcribe("a.wav")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size 0: has to be at least 1"),
+        ({"chunk_seconds": math.nan}, "chunks of nan s"),
+        ({"chunk_seconds": 0}, "chunks of 0 s"),
+        ({"overlap_seconds": math.inf}, "that overlap by inf s"),
+        ({"beam": 0}, "--beam 0: has to be at least 1"),
+        ({"bem": 3}, "no option bem of the search: did you mean beam"),
+    ],
+)
+def test_numbers_without_a_meaning_are_refused(transcriber, options, message):
+    with pytest.raises(InputError, match=message):
+        transcriber().transcribe([], **options)
 
 
 class TestAttention:
