@@ -19,6 +19,7 @@ import warnings
 from argparse import Namespace
 from pathlib import Path
 
+from speech_mt.arguments import non_negative_int, positive_int
 from speech_mt.checkpoint import load_checkpoint
 from speech_mt.checkpoint.ctranslate2_export import QUANTIZATIONS, export_ctranslate2, task_options
 from speech_mt.errors import InputError, run
@@ -32,11 +33,11 @@ def main() -> int:
     parser.add_argument("out", metavar="OUT", type=Path, help="folder to make")
     parser.add_argument("--data", type=Path, help="folder of fairseq-preprocess (default: the checkpoint's own)")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, default="float32", help="of the weights")
-    parser.add_argument("--force", action="store_true", help="replace OUT")
+    parser.add_argument("--force", action="store_true", help="replace OUT, if it is an earlier export")
     check = parser.add_argument_group("check")
     check.add_argument("--subset", default="valid", help="whose sentences are decoded (default: valid)")
-    check.add_argument("--sentences", type=int, default=50, metavar="N", help="0: no check (default: 50)")
-    check.add_argument("--beam", type=int, default=5, help="decode with this beam, too (default: 5)")
+    check.add_argument("--sentences", type=non_negative_int, default=50, metavar="N", help="0: no check (default: 50)")
+    check.add_argument("--beam", type=positive_int, default=5, help="decode with this beam, too (default: 5)")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)  # before fairseq does
     state = load_checkpoint(args.checkpoint)
@@ -44,7 +45,8 @@ def main() -> int:
     if not args.data.is_dir():
         raise InputError(f"--data {args.data}: no such folder")
     load_plugin()
-    export_ctranslate2(state, args.data, args.out, args.quantization, args.force)
+    subset = args.subset if args.sentences else None
+    export_ctranslate2(state, args.data, args.out, args.quantization, args.force, subset)
     megabytes = sum(path.stat().st_size for path in args.out.iterdir()) / 1e6
     print(f"{args.out}: {args.quantization}, {megabytes:.1f} MB")
     return check_translations(args) if args.sentences else 0

@@ -10,6 +10,7 @@ Scores and translations are fairseq's but for three habits that the caller of ``
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from argparse import Namespace
 from collections.abc import Mapping
@@ -19,48 +20,84 @@ from typing import Any
 import torch
 
 from speech_mt.checkpoint.folding import fold_checkpoint
+from speech_mt.checkpoint.mismatch import name_some
 from speech_mt.checkpoint.writing import save_checkpoint
 from speech_mt.diagnostics.inspection import model_options
 from speech_mt.errors import InputError
 
 QUANTIZATIONS = ("float32", "int8", "int8_float32", "int16", "float16", "bfloat16", "int8_float16", "int8_bfloat16")
+EXPORTED = ("config.json", "model.bin", "*vocabulary*")  # what the converter writes
+SENTENCEPIECE = "*.model"  # what users put beside it
 
 
 def export_ctranslate2(
-    state: Mapping[str, Any], data: Path, out: Path, quantization: str = "float32", force: bool = False
+    state: Mapping[str, Any],
+    data: Path,
+    out: Path,
+    quantization: str = "float32",
+    force: bool = False,
+    subset: str | None = None,
 ) -> None:
-    """Convert a loaded checkpoint of a text-to-text model to the folder ``out``.
+    """Convert a loaded checkpoint of a text-to-text model to the folder ``out``, which is made whole or not at all.
 
     Args:
         state: what ``load_checkpoint`` returns, of a model of this plugin or of fairseq's ``transformer``.
         data: the folder of ``fairseq-preprocess``, for its two dictionaries.
         out: the folder to make.
         quantization: one of :data:`QUANTIZATIONS`.
-        force: replace ``out``.
+        force: replace ``out`` if it is an earlier export; a sentencepiece model in it stays.
+        subset: of ``data``, if the caller is going to need it.
 
     Raises:
-        InputError: CTranslate2 is not installed; the model holds what it cannot compute, and what; ``out`` exists; a
-            dictionary is missing.
+        InputError: CTranslate2 is not installed; the model holds what it cannot compute, and what; ``out`` exists, or
+            holds more than an export; a dictionary or ``subset`` is missing.
     """
     try:
         from ctranslate2.converters import FairseqConverter
     except ImportError:
         raise InputError("CTranslate2 is not installed: pip install 'speech_mt[deploy]'") from None
-    if out.exists() and not force:
-        raise InputError(f"{out} exists: give another folder, or --force to replace it")
-    source, target = languages(state, data)
+    check_replaceable(out, force)
     weights, options = stock_model(state)
+    source, target = languages(state, data)
+    if subset and not any((*data.glob(f"{subset}.{source}-{target}.*"), *data.glob(f"{subset}.{target}-{source}.*"))):
+        raise InputError(f"{data}/{subset}.{source}-{target}.{source}.idx: no such file: give another --subset")
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "folded.pt"
+    out = out.resolve()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
+        path, made = Path(folder) / "folded.pt", Path(folder) / "made"
         save_checkpoint({"model": weights, "args": Namespace(**options, task="translation")}, path)
         converter = FairseqConverter(str(path), str(data), source_lang=source, target_lang=target)
         try:
             with torch.serialization.safe_globals([Namespace]):
-                converter.convert(str(out), quantization=quantization, force=force)
+                converter.convert(str(made), quantization=quantization)
         except ValueError as error:  # their list of what is not supported
             reasons = [line.removeprefix("- ") for line in str(error).splitlines() if line.startswith("- ")]
             raise InputError(f"CTranslate2 cannot compute this model: {'; '.join(reasons) or error}") from None
+        if out.exists():
+            for model in out.glob(SENTENCEPIECE):
+                shutil.copy2(model, made)
+            out.rename(Path(folder) / "replaced")
+        made.rename(out)
+
+
+def check_replaceable(out: Path, force: bool) -> None:
+    """See that writing the folder ``out`` deletes nothing but, with ``force``, an earlier export.
+
+    Raises:
+        InputError: it would.
+    """
+    if not out.exists():
+        return
+    if not force:
+        raise InputError(f"{out} exists: give another folder, or --force to replace it")
+    if not out.is_dir():
+        raise InputError(f"{out} is a file: give a folder that may be made")
+    exported = {path for pattern in (*EXPORTED, SENTENCEPIECE) for path in out.glob(pattern) if path.is_file()}
+    if others := sorted(path.name for path in set(out.iterdir()) - exported):
+        raise InputError(
+            f"{out} holds what no export wrote ({name_some(others)}), which --force would delete: give another folder"
+        )
 
 
 def stock_model(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -136,6 +136,55 @@ def test_what_is_there_is_kept_and_dictionaries_are_needed(text_model, data, tmp
         export_ctranslate2(state, tmp_path, tmp_path / "out")
 
 
+def test_force_replaces_an_earlier_export_and_keeps_its_sentencepiece_model(text_model, data, tmp_path):
+    state, out = saved(text_model()), tmp_path / "out"
+    export_ctranslate2(state, data, out)
+    (out / "spm.model").write_text("pieces")
+    size = (out / "model.bin").stat().st_size
+    export_ctranslate2(state, data, out, "int8", force=True)
+    assert (out / "model.bin").stat().st_size < 0.5 * size
+    assert (out / "spm.model").read_text() == "pieces"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "out"]  # nothing is left beside it
+
+
+@pytest.mark.parametrize("name", ["checkpoint_last.pt", "notes/today.txt", "old_vocabulary/dict.txt"])
+def test_force_does_not_delete_what_no_export_wrote(text_model, data, tmp_path, name):
+    out = tmp_path / "out"
+    export_ctranslate2(saved(text_model()), data, out)
+    (out / name).parent.mkdir(exist_ok=True)
+    (out / name).write_text("mine")
+    with pytest.raises(InputError, match=rf"out holds what no export wrote \({name.partition('/')[0]}\)"):
+        export_ctranslate2(saved(text_model()), data, out, force=True)
+    assert (out / name).read_text() == "mine"
+
+
+def test_an_export_that_fails_leaves_the_earlier_one(text_model, data, tmp_path):
+    state, out = saved(text_model()), tmp_path / "out"
+    export_ctranslate2(state, data, out)
+    before = (out / "model.bin").read_bytes()
+    del state["model"]["encoder.embed_tokens.weight"]
+    with pytest.raises(Exception, match="embed_tokens"):
+        export_ctranslate2(state, data, out, force=True)
+    assert (out / "model.bin").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "out"]
+
+
+def test_a_missing_subset_is_noticed_before_the_export(text_model, data, tmp_path):
+    (data / "valid.de-en.de.idx").touch()
+    with pytest.raises(InputError, match=r"bin/nope\.de-en\.de\.idx: no such file: give another --subset"):
+        export_ctranslate2(saved(text_model()), data, tmp_path / "out", subset="nope")
+    assert not (tmp_path / "out").exists()
+    export_ctranslate2(saved(text_model()), data, tmp_path / "out", subset="valid")
+
+
+def test_a_speech_model_is_refused_for_what_it_is(s2t_model, tmp_path):
+    """Though there are no two languages in its data either."""
+    state = checkpoint(s2t_model())
+    state["cfg"]["model"]["_name"] = "spectral_s2t_transformer"
+    with pytest.raises(InputError, match="reads features that no stock task makes"):
+        export_ctranslate2(state, tmp_path, tmp_path / "out")
+
+
 def test_languages_are_found_in_the_data(data):
     (data / "train.de-en.de.idx").touch()
     assert languages({"cfg": {"task": {"source_lang": None}}}, data) == ("de", "en")
