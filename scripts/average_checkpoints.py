@@ -12,6 +12,7 @@ from pathlib import Path
 
 from speech_mt.arguments import positive_int
 from speech_mt.checkpoint import average_checkpoints, save_checkpoint
+from speech_mt.checkpoint.writing import check_output
 from speech_mt.errors import InputError, run
 
 EPOCH = re.compile(r"checkpoint(\d+)\.pt")
@@ -77,6 +78,7 @@ def main() -> None:
         paths = last_checkpoints(paths[0], pattern, count, args.checkpoint_upper_bound)
     elif args.checkpoint_upper_bound:
         raise InputError("--checkpoint-upper-bound needs --num-epoch-checkpoints or --num-update-checkpoints")
+    check_output(args.output, paths)
     for path in paths:
         print(f"averaging {path}")
     save_checkpoint(average_checkpoints(paths), args.output)

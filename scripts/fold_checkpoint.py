@@ -12,6 +12,7 @@ import argparse
 
 from speech_mt.checkpoint import load_checkpoint, save_checkpoint
 from speech_mt.checkpoint.folding import fold_checkpoint
+from speech_mt.checkpoint.writing import check_output
 from speech_mt.errors import run
 
 
@@ -20,6 +21,7 @@ def main() -> None:
     parser.add_argument("input", metavar="IN", help="a checkpoint of this plugin")
     parser.add_argument("output", metavar="OUT", help="where to write the folded one")
     args = parser.parse_args()
+    check_output(args.output, [args.input])
     folded, reasons = fold_checkpoint(load_checkpoint(args.input))
     save_checkpoint(folded, args.output)
     if reasons:

@@ -12,6 +12,7 @@ import sys
 import types
 import zipfile
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from speech_mt.checkpoint import (
 )
 from speech_mt.errors import InputError
 
-AVERAGE = Path(__file__).parents[2] / "scripts" / "average_checkpoints.py"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 def checkpoint(**model: torch.Tensor) -> dict:
@@ -225,6 +226,19 @@ def test_a_passing_failure_is_tried_again(saved, monkeypatch):
     assert load_checkpoint(saved)["model"]["weight"].tolist() == [1, 1]
 
 
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("none/a.pt", FileNotFoundError), ("file/a.pt", NotADirectoryError), ("folder", IsADirectoryError)],
+)
+def test_a_folder_that_is_not_there_is_not_waited_for(tmp_path, monkeypatch, name, error):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("waits"))
+    with pytest.raises(error) as info:
+        save_checkpoint(checkpoint(), tmp_path / name)
+    assert info.value.filename == str(tmp_path / name)
+
+
 def test_a_writer_killed_midway_leaves_the_old_checkpoint(saved):
     program = """
 import os, sys, torch
@@ -321,16 +335,21 @@ def test_power_iteration_vectors_are_estimated_anew(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def average(monkeypatch, capsys):
-    """Run the script; its exit code and what it wrote to stderr."""
+def script(monkeypatch, capsys):
+    """Run a script; its exit code and what it wrote to stderr."""
 
-    def run(*arguments: object) -> tuple[object, str]:
-        monkeypatch.setattr(sys, "argv", [str(AVERAGE), *map(str, arguments)])
+    def run(name: str, *arguments: object) -> tuple[object, str]:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
         with pytest.raises(SystemExit) as exit:
-            runpy.run_path(str(AVERAGE), run_name="__main__")
+            runpy.run_path(str(SCRIPTS / name), run_name="__main__")
         return exit.value.code, capsys.readouterr().err
 
     return run
+
+
+@pytest.fixture
+def average(script):
+    return partial(script, "average_checkpoints.py")
 
 
 @pytest.mark.parametrize(
@@ -365,6 +384,39 @@ def test_the_scripts_mistakes_are_one_line(tmp_path, monkeypatch, average, argum
     error, _ = average("--inputs", *arguments, "--num-epoch-checkpoints", 3, "--output", "mean.pt")
     assert re.fullmatch(f"error: {message}.*", error)
     assert not (tmp_path / "mean.pt").exists()
+
+
+@pytest.mark.parametrize("name", ["average_checkpoints.py", "fold_checkpoint.py"])
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("in.pt", "is also an input"),
+        ("link.pt", "is also an input"),
+        ("checkpoint_last.pt", "has an optimizer's state, without which"),
+        ("notes.txt", "is not a checkpoint that may be replaced"),
+        ("folder", "is no file that can be replaced"),
+    ],
+)
+def test_a_result_replaces_no_training_and_no_input(tmp_path, script, name, output, message):
+    state = checkpoint(weight=torch.ones(1))
+    save_checkpoint(state, tmp_path / "checkpoint_last.pt")
+    del state["last_optimizer_state"]
+    save_checkpoint(state, tmp_path / "in.pt")
+    (tmp_path / "link.pt").symlink_to("in.pt")
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    options = ["--inputs", tmp_path / "in.pt", "--output"] if name.startswith("average") else [tmp_path / "in.pt"]
+    error, _ = script(name, *options, tmp_path / output)
+    assert re.fullmatch(f"error: {tmp_path / output} .*{message}.*: choose another output", error)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_an_average_replaces_an_earlier_one_and_its_folder_is_made(tmp_path, average):
+    for value in (1.0, 3.0):
+        path = save(tmp_path, "checkpoint1.pt", w=torch.tensor([value]))
+        assert average("--inputs", path, "--output", tmp_path / "new" / "mean.pt") == (0, "")
+        assert load_checkpoint(tmp_path / "new" / "mean.pt")["model"]["w"].tolist() == [value]
 
 
 # -- explaining
