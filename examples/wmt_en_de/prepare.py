@@ -20,6 +20,7 @@ import json
 import os
 from pathlib import Path
 
+from speech_mt.arguments import integer, non_negative_int, number, positive_int
 from speech_mt.data.corpora import concatenate, write_test_set
 from speech_mt.data.download import download, unpack
 from speech_mt.data.moses import tokenize_file
@@ -31,6 +32,7 @@ from speech_mt.data.parallel_corpus import (
     prepare_parallel_corpus,
 )
 from speech_mt.data.stage import run_stage
+from speech_mt.data.vocabulary import MIN_PIECES
 from speech_mt.errors import InputError, run
 
 # name: address, SHA-256, the two files inside without their language
@@ -115,13 +117,13 @@ def main() -> None:
     parser.add_argument("--valid", default=DEV, metavar="SET", help="a prefix of local files or a set of sacrebleu")
     parser.add_argument("--test", action="append", default=[], metavar="SET", help="likewise; may be repeated")
     parser.add_argument("--moses", action="store_true", help="tokenise with Moses' rules (default: raw text)")
-    parser.add_argument("--vocab-size", type=int, default=32_000)
+    parser.add_argument("--vocab-size", type=integer(MIN_PIECES), default=32_000)
     parser.add_argument("--model-type", choices=("bpe", "unigram"), default="unigram")
     parser.add_argument("--no-byte-fallback", action="store_true", help="leave rare characters to <unk>, and count it")
-    parser.add_argument("--max-lines", type=int, default=2_000_000, help="learn pieces from a sample; 0: all")
-    parser.add_argument("--max-length", type=int, default=1000, help="in characters, train only")
-    parser.add_argument("--max-length-ratio", type=float, default=3.0, help="longer over shorter side, train only")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--max-lines", type=non_negative_int, default=2_000_000, help="to learn pieces from; 0: all")
+    parser.add_argument("--max-length", type=positive_int, default=1000, help="in characters, train only")
+    parser.add_argument("--max-length-ratio", type=number(1), default=3.0, help="longer over shorter side, train only")
+    parser.add_argument("--workers", type=positive_int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args()
     languages = args.source_lang, args.target_lang
     if bad := [corpus for corpus in args.corpus if "=" not in corpus]:

@@ -8,6 +8,7 @@ from itertools import chain, islice
 from multiprocessing import get_context
 from pathlib import Path
 
+from speech_mt.data.parallel_map import bounded
 from speech_mt.data.stage import atomic_path
 from speech_mt.data.text import SideReport, read_lines
 from speech_mt.errors import InputError
@@ -39,7 +40,7 @@ def _tokenized(chunks: Iterable[tuple[str, list[str]]], workers: int) -> Iterato
     if workers == 1:
         yield from map(_tokenize, chunks)
         return
-    with get_context("spawn").Pool(workers) as pool:
+    with get_context("spawn").Pool(bounded(workers)) as pool:
         yield from pool.imap(_tokenize, chunks)
 
 

@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 from sentencepiece import SentencePieceProcessor
 from tqdm import tqdm
 
+from speech_mt.data.parallel_map import bounded
 from speech_mt.data.stage import atomic_path, run_stage
 from speech_mt.data.text import ParallelReport, check_parallel, count_lines, overlap
 from speech_mt.data.vocabulary import (
@@ -93,10 +94,14 @@ def prepare_parallel_corpus(
 
     Raises:
         InputError: unsound text (the message names file and line), an impossible vocabulary, a ``destdir``
-            made from another text or with other settings, or a failing ``fairseq-preprocess``.
+            made from another text or with other settings, or that the text itself lies in, or a failing
+            ``fairseq-preprocess``.
     """
+    workers = bounded(workers)
     raw, encoded = corpus.inside(destdir / "raw"), corpus.inside(destdir / "encoded")
     model, dictionary = destdir / "spm.model", destdir / "dict.txt"
+
+    refuse_to_overwrite(corpus, (raw, encoded))
 
     def learn() -> str:
         train_sentencepiece(chain(*map(checked_lines, raw.sides("train"))), model, **asdict(vocabulary))
@@ -124,6 +129,19 @@ def prepare_parallel_corpus(
         lambda: encode_corpus(raw, encoded, model, dictionary, destdir / "report.encoded.json", workers),
     )
     run_stage(destdir, "bin", settings, binarise)
+
+
+def refuse_to_overwrite(corpus: ParallelCorpus, outputs: Iterable[ParallelCorpus]) -> None:
+    """See that no file of ``corpus`` is one that is going to be written.
+
+    Raises:
+        InputError: one is.
+    """
+    written = {path.resolve() for output in outputs for split in output.prefixes for path in output.sides(split)}
+    for split in corpus.prefixes:
+        for path in corpus.sides(split):
+            if path.resolve() in written:
+                raise InputError(f"{path}: the {split} text would be overwritten: choose another folder for the result")
 
 
 def check_corpus(corpus: ParallelCorpus, raw: ParallelCorpus, limits: LengthLimits, report_path: Path) -> str:

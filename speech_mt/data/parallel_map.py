@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from itertools import chain, islice
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from typing import TypeVar
@@ -18,6 +19,11 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _AHEAD = 4  # items a worker, being worked on or waiting
+
+
+def bounded(workers: int) -> int:
+    """``workers``, but no more than four a core: these would take memory and time to start, and do nothing faster."""
+    return min(workers, 4 * len(os.sched_getaffinity(0)))
 
 
 def parallel_map(
@@ -33,17 +39,22 @@ def parallel_map(
 
     Args:
         function, items: what is sent to a process, so both must pickle.
-        workers: processes.
+        workers: processes; fewer if there are fewer items, or see :func:`bounded`.
         initializer, initargs: called once in each process.
 
     Raises:
         InputError: a process was killed, as happens when memory runs out.
         Exception: whatever ``function`` raises, at the item's turn.
     """
+    items = iter(items)
+    first = list(islice(items, bounded(workers)))
+    if not first:
+        return
+    workers = len(first)
     pool = ProcessPoolExecutor(workers, initializer=_start, initargs=(initializer, initargs))
     pending: deque[Future[Result]] = deque()
     try:
-        for item in items:
+        for item in chain(first, items):
             pending.append(pool.submit(function, item))
             if len(pending) >= _AHEAD * workers:
                 yield pending.popleft().result()

@@ -41,6 +41,8 @@ CORPUS = ["--root", "r", "--subsets", "s", "--out", "o"]
         ("scripts/extract_features.py", ["m.tsv"], "--num-mel-bins", "0"),
         ("scripts/extract_features.py", ["m.tsv"], "--sample-rate", "0"),
         ("scripts/build_vocabulary.py", ["m.tsv", "--vocab-type", "sentencepiece"], "--size", "0"),
+        ("scripts/export_ctranslate2.py", ["c.pt", "o"], "--beam", "0"),
+        ("scripts/export_ctranslate2.py", ["c.pt", "o"], "--sentences", "-5"),
         ("scripts/prepare_text.py", TEXT, "--vocab-size", "-5"),
         ("scripts/prepare_text.py", [*TEXT, "--vocab-size", "50"], "--character-coverage", "5"),
         ("scripts/prepare_text.py", [*TEXT, "--vocab-size", "50"], "--max-lines", "-1"),
@@ -48,6 +50,7 @@ CORPUS = ["--root", "r", "--subsets", "s", "--out", "o"]
         ("scripts/prepare_text.py", [*TEXT, "--vocab-size", "50"], "--max-length-ratio", "0.5"),
         ("scripts/prepare_text.py", [*TEXT, "--vocab-size", "50"], "--workers", "0"),
         ("examples/librispeech/prepare.py", CORPUS, "--workers", "0"),
+        ("examples/wmt_en_de/prepare.py", ["--out", "o"], "--workers", "0"),
         ("examples/librispeech/validate.py", ["d"], "--max-bad", "-1"),
     ],
 )

@@ -84,6 +84,17 @@ def test_a_second_run_does_nothing_and_a_changed_text_is_noticed(tmp_path, corpu
         prepare_parallel_corpus(corpus, out, VOCABULARY)
 
 
+@pytest.mark.parametrize("folder", ["raw", "encoded"])
+def test_a_text_inside_the_result_is_not_overwritten(tmp_path, corpus, binarised, folder):
+    inside = tmp_path / "out" / folder
+    inside.mkdir(parents=True)
+    (inside / "train.en").write_text("mine\n\n")
+    corpus.prefixes["train"] = str(tmp_path / "out" / ".." / "out" / folder / "train")
+    with pytest.raises(InputError, match=rf"{folder}/train\.de: the train text would be overwritten"):
+        prepare_parallel_corpus(corpus, tmp_path / "out", VOCABULARY)
+    assert (inside / "train.en").read_text() == "mine\n\n"
+
+
 def test_an_impossible_vocabulary_can_be_mended_without_starting_over(tmp_path, corpus, binarised, capsys):
     out = tmp_path / "out"
     with pytest.raises(InputError, match="too high"):

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from speech_mt.data import parallel_map as parallel_map_module
 from speech_mt.data.parallel_map import parallel_map
 from speech_mt.errors import InputError
 
@@ -51,6 +52,17 @@ def test_items_are_read_as_results_are_taken():
     assert len(read) <= 3 + 2 * 4
     results.close()
     assert len(read) <= 3 + 2 * 4
+
+
+@pytest.mark.parametrize(("items", "most"), [(3, 3), (1000, 4 * len(os.sched_getaffinity(0))), (0, 0)])
+def test_there_are_no_more_processes_than_there_is_work_for(monkeypatch, items, most):
+    started = []
+    real = parallel_map_module.ProcessPoolExecutor
+    monkeypatch.setattr(
+        parallel_map_module, "ProcessPoolExecutor", lambda n, **kw: started.append(n) or real(1, **kw)
+    )
+    assert list(parallel_map(abs, range(items), 100_000)) == list(range(items))
+    assert sum(started) == most
 
 
 def test_an_error_comes_at_its_turn():
