@@ -236,7 +236,7 @@ def main() -> None:
             out,
             "vocabulary",
             vocabulary,
-            lambda: f"{build_vocabulary(lambda: train_texts(out), out, **vocabulary)} symbols",
+            lambda: f"{build_vocabulary(lambda: train_texts(out), out, **vocabulary, force=True)} symbols",
             inputs["train"],
         )
     elif not (out / "dict.txt").exists():

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby, islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import sentencepiece
 
@@ -57,7 +58,21 @@ def sentencepiece_counts(lines: Iterable[str], model: sentencepiece.SentencePiec
 
 
 def write_dictionary(path: Path, counts: Mapping[str, int]) -> None:
-    """Write lines of ``symbol count``, most frequent first, equal ones by code point: same text, same file.
+    """Write the lines of :func:`dictionary_text`.
+
+    Raises:
+        InputError: see there.
+    """
+    text = dictionary_text(path, counts)
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def dictionary_text(path: Path, counts: Mapping[str, int]) -> str:
+    """Lines of ``symbol count``, most frequent first, equal ones by code point: same text, same file.
+
+    Args:
+        path: of the file that they are for, to be named.
 
     Raises:
         InputError: there is no symbol, or one that fairseq could not read back.
@@ -70,8 +85,7 @@ def write_dictionary(path: Path, counts: Mapping[str, int]) -> None:
                 f"{path}: {symbol!r} cannot be a dictionary symbol: take it out of the training text"
             )
     ranked = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
-    with atomic_path(path) as temporary:
-        temporary.write_text("".join(f"{symbol} {count}\n" for symbol, count in ranked), encoding="utf-8")
+    return "".join(f"{symbol} {count}\n" for symbol, count in ranked)
 
 
 def read_dictionary(path: Path) -> dict[str, int]:
@@ -155,6 +169,7 @@ def build_vocabulary(
     vocab_type: str = "char",
     size: int = 1000,
     model_type: str = "unigram",
+    force: bool = False,
 ) -> int:
     """Write ``dict.txt``, and for sentencepiece ``spm.model``, to ``folder``; return the number of symbols.
 
@@ -163,17 +178,34 @@ def build_vocabulary(
         folder: where the files go.
         vocab_type: ``char`` or ``sentencepiece``.
         size, model_type: of sentencepiece, see :func:`train_sentencepiece`.
+        force: replace another vocabulary; a ``spm.model`` is deleted where characters need none.
 
     Raises:
-        InputError: see :func:`characters`, :func:`write_dictionary` and :func:`train_sentencepiece`.
+        InputError: another vocabulary is there, which the models that were trained with it need; see
+            :func:`characters`, :func:`dictionary_text` and :func:`train_sentencepiece`.
     """
+    dictionary, model = folder / "dict.txt", folder / "spm.model"
+    learned: bytes | None = None
     if vocab_type == "char":
         counts = character_counts(texts())
     else:
-        model_path = folder / "spm.model"
-        train_sentencepiece(texts(), model_path, vocab_size=size, model_type=model_type)
-        counts = sentencepiece_counts(texts(), load_sentencepiece(model_path))
-    write_dictionary(folder / "dict.txt", counts)
+        with TemporaryDirectory() as temporary:
+            path = Path(temporary) / model.name
+            train_sentencepiece(texts(), path, vocab_size=size, model_type=model_type)
+            counts = sentencepiece_counts(texts(), load_sentencepiece(path))
+            learned = path.read_bytes()
+    for path, content in ((dictionary, dictionary_text(dictionary, counts).encode()), (model, learned)):
+        if not force and path.exists() and path.read_bytes() != content:
+            raise InputError(
+                f"{path} is of another vocabulary, which the models trained with it need: keep it and use another "
+                "folder, or replace it with --force"
+            )
+    if learned is None:
+        model.unlink(missing_ok=True)
+    else:
+        with atomic_path(model) as temporary:
+            temporary.write_bytes(learned)
+    write_dictionary(dictionary, counts)
     return len(counts)
 
 

@@ -1,12 +1,16 @@
 """Dictionaries are deterministic and readable by fairseq; sentencepiece gets exactly the pieces asked for."""
 
+import runpy
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from speech_mt.data.vocabulary import (
     FAIRSEQ_SYMBOLS,
     UNKNOWN,
+    build_vocabulary,
     character_counts,
     characters,
     encode,
@@ -59,6 +63,33 @@ def test_vocabulary_has_exactly_the_size_asked_for(tmp_path, model_type, size):
     )
     train_sentencepiece(LINES, path, vocab_size=size, model_type=model_type)
     assert path.read_bytes() == first
+
+
+PIECES = {"vocab_type": "sentencepiece", "size": 28}
+
+
+@pytest.mark.parametrize(
+    ("there", "asked"),
+    [({}, PIECES), (PIECES, {}), (PIECES, PIECES | {"size": 30}), (PIECES, PIECES | {"model_type": "bpe"})],
+)
+def test_another_vocabulary_is_replaced_by_force_alone_and_the_same_one_made_again(tmp_path, there, asked):
+    folders = old, new = tmp_path / "old", tmp_path / "new"
+    for folder, options in zip(folders, (there, asked), strict=True):
+        build_vocabulary(lambda: LINES, folder, **options)
+    before, after = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders)
+    build_vocabulary(lambda: LINES, old, **there)
+    with pytest.raises(InputError, match=r"(dict\.txt|spm\.model) is of another vocabulary.* --force"):
+        build_vocabulary(lambda: LINES, old, **asked)
+    assert {path.name: path.read_bytes() for path in old.iterdir()} == before
+    build_vocabulary(lambda: LINES, old, **asked, force=True)
+    assert {path.name: path.read_bytes() for path in old.iterdir()} == after
+
+
+def test_characters_take_no_size(tmp_path, monkeypatch):
+    script = str(Path(__file__).parents[2] / "scripts" / "build_vocabulary.py")
+    monkeypatch.setattr(sys, "argv", [script, str(tmp_path / "train.tsv"), "--size", "500"])
+    with pytest.raises(SystemExit, match="error: --size 500: characters are as many as there are"):
+        runpy.run_path(script, run_name="__main__")
 
 
 @pytest.mark.parametrize(
