@@ -15,6 +15,7 @@ import argparse
 import csv
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from speech_mt.data.feature_cache import extract_features
@@ -66,6 +67,7 @@ def write_manifests(corpus: str, source: Path, folder: Path) -> str:
         raise InputError(f"{table}: no such file; SPEECH_MT_DATA or --data names the folder that holds fsdd and an4")
     with table.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    (folder / ".features.completed").unlink(missing_ok=True)  # the new manifests do not point to them
     counts = []
     for split, belongs in splits.items():
         chosen = [row for row in rows if belongs(row)]
@@ -109,8 +111,10 @@ def main() -> None:
     for corpus in args.corpora:
         folder, source = args.out / corpus, args.data / corpus
         settings = {"source": str(source.absolute())}
-        run_stage(folder, "manifests", settings, lambda c=corpus, s=source, f=folder: write_manifests(c, s, f))
-        run_stage(folder, "features", settings, lambda c=corpus, f=folder: cache_features(c, f))
+        manifests = [folder / f"{split}.tsv" for split in CORPORA[corpus][2]]
+        write, cache = partial(write_manifests, corpus, source, folder), partial(cache_features, corpus, folder)
+        run_stage(folder, "manifests", settings, write, outputs=[*manifests, folder / "dict.txt"])
+        run_stage(folder, "features", settings, cache, outputs=[folder / "features"])
 
 
 if __name__ == "__main__":

@@ -227,6 +227,7 @@ def main() -> None:
             {"subsets": subsets},
             partial(write_split, split, parts, repeated, out),
             inputs[split],
+            [out / f"{split}.tsv"],
         )
     if "train" in splits:
         vocabulary = {"vocab_type": args.vocab_type}
@@ -238,6 +239,7 @@ def main() -> None:
             vocabulary,
             lambda: f"{build_vocabulary(lambda: train_texts(out), out, **vocabulary, force=True)} symbols",
             inputs["train"],
+            [out / "dict.txt", *([out / "spm.model"] if args.vocab_type == "sentencepiece" else [])],
         )
     elif not (out / "dict.txt").exists():
         print(f"no subset to train on, so no {out / 'dict.txt'}: copy that of the training data")
@@ -249,6 +251,7 @@ def main() -> None:
                 {"num_mel_bins": args.num_mel_bins, "dtype": args.dtype},
                 partial(cache_features, out / f"{split}.tsv", config, args.dtype, args.workers),
                 inputs[split],
+                [out / "features"],
             )
     print_summary(out, splits)
 

@@ -90,8 +90,9 @@ def main() -> None:
     languages = args.source_lang, args.target_lang
     if args.source_lang == args.target_lang:
         raise InputError(f"--source-lang and --target-lang are both {args.source_lang}")
-    run_stage(args.out, "text", {"languages": languages}, lambda: unpack_text(args.out, languages))
     corpus = ParallelCorpus(*languages, {split: str(args.out / "text" / split) for split in SPLITS})
+    settings = {"languages": languages}
+    run_stage(args.out, "text", settings, lambda: unpack_text(args.out, languages), outputs=corpus.files())
     prepare_parallel_corpus(corpus, args.out, Vocabulary(PIECES), workers=len(os.sched_getaffinity(0)))
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from speech_mt.data.numbers import (
@@ -41,8 +42,9 @@ def prepare_translation(folder: Path, sizes: SplitSizes) -> None:
     """Write number words, then do with them what scripts/prepare_text.py does with any parallel text."""
     words = folder / "words"
     settings = {"seed": SEED, **asdict(sizes)}
-    run_stage(folder, "words", settings, lambda: write_number_pairs(words, ("de", "en"), sizes, SEED))
     corpus = ParallelCorpus("de", "en", {split: str(words / split) for split in ("train", "valid", "test")})
+    write = partial(write_number_pairs, words, ("de", "en"), sizes, SEED)
+    run_stage(folder, "words", settings, write, outputs=corpus.files())
     prepare_parallel_corpus(corpus, folder, Vocabulary(PIECES), workers=len(os.sched_getaffinity(0)))
 
 
@@ -52,8 +54,10 @@ def prepare_speech(folder: Path, sizes: SplitSizes) -> None:
     audio = folder / "audio"
     utterances = plan_spoken_numbers(sizes, SEED)
     run_stage(folder, "transcripts", settings, lambda: write_transcripts(utterances, audio))
-    run_stage(folder, "audio", settings, lambda: speak_all(utterances, audio))
-    run_stage(folder, "manifests", settings, lambda: write_manifests(utterances, folder))
+    spoken = [utterance.path(audio) for utterance in utterances]
+    run_stage(folder, "audio", settings, lambda: speak_all(utterances, audio), outputs=spoken)
+    made = [folder / name for name in ("train.tsv", "valid.tsv", "test.tsv", "dict.txt")]
+    run_stage(folder, "manifests", settings, lambda: write_manifests(utterances, folder), outputs=made)
 
 
 def main() -> None:

@@ -135,8 +135,8 @@ def main() -> None:
     local = [corpus.partition("=")[2] for corpus in args.corpus]
     local += [name for name in splits.values() if is_local(name, languages)]
     settings |= {f"{name}.{side}": digest(Path(f"{name}.{side}")) for name in local for side in languages}
-    run_stage(args.out, "text", settings, lambda: gather(args, languages, splits))
     text = ParallelCorpus(*languages, {split: str(args.out / "text" / split) for split in ("train", *splits)})
+    run_stage(args.out, "text", settings, lambda: gather(args, languages, splits), outputs=text.files())
     if args.moses:
         tokenized = text.inside(args.out / "moses")
 
@@ -147,7 +147,7 @@ def main() -> None:
                 for path, output, side in zip(text.sides(split), tokenized.sides(split), languages, strict=True)
             )
 
-        run_stage(args.out, "moses", settings, tokenize)
+        run_stage(args.out, "moses", settings, tokenize, outputs=tokenized.files())
         text = tokenized
     prepare_parallel_corpus(
         text,

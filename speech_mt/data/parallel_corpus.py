@@ -48,6 +48,10 @@ class ParallelCorpus:
         prefix = self.prefixes[split]
         return Path(f"{prefix}.{self.source_lang}"), Path(f"{prefix}.{self.target_lang}")
 
+    def files(self) -> list[Path]:
+        """Both sides of every split."""
+        return [path for split in self.prefixes for path in self.sides(split)]
+
     def inside(self, folder: Path) -> ParallelCorpus:
         """The same splits as files of ``folder``."""
         prefixes = {split: str(folder / split) for split in self.prefixes}
@@ -118,17 +122,23 @@ def prepare_parallel_corpus(
     }
     settings |= asdict(limits)
     run_stage(
-        destdir, "raw", settings, lambda: check_corpus(corpus, raw, limits, destdir / "report.raw.json")
+        destdir,
+        "raw",
+        settings,
+        lambda: check_corpus(corpus, raw, limits, destdir / "report.raw.json"),
+        outputs=raw.files(),
     )
     settings |= asdict(vocabulary)
-    run_stage(destdir, "spm", settings, learn)
+    run_stage(destdir, "spm", settings, learn, outputs=[model])
     run_stage(
         destdir,
         "encoded",
         settings,
         lambda: encode_corpus(raw, encoded, model, dictionary, destdir / "report.encoded.json", workers),
+        outputs=[*encoded.files(), dictionary],
     )
-    run_stage(destdir, "bin", settings, binarise)
+    indices = [binarised_index(encoded, destdir / "bin", path) for path in encoded.files()]
+    run_stage(destdir, "bin", settings, binarise, outputs=indices)
 
 
 def refuse_to_overwrite(corpus: ParallelCorpus, outputs: Iterable[ParallelCorpus]) -> None:
@@ -137,7 +147,7 @@ def refuse_to_overwrite(corpus: ParallelCorpus, outputs: Iterable[ParallelCorpus
     Raises:
         InputError: one is.
     """
-    written = {path.resolve() for output in outputs for split in output.prefixes for path in output.sides(split)}
+    written = {path.resolve() for output in outputs for path in output.files()}
     for split in corpus.prefixes:
         for path in corpus.sides(split):
             if path.resolve() in written:
@@ -264,13 +274,17 @@ def fairseq_preprocess(
     if code:
         last = log_path.read_text(encoding="utf-8", errors="replace").rstrip().rpartition("\n")[2]
         raise InputError(f"fairseq-preprocess failed, see {log_path}: {last}")
-    languages = encoded.source_lang, encoded.target_lang
-    for split in encoded.prefixes:
-        for path, language in zip(encoded.sides(split), languages, strict=True):
-            lines = count_lines(path)
-            made = binarised_sentences(bin_dir / f"{split}.{'-'.join(languages)}.{language}.idx")
-            if made != lines:
-                raise InputError(f"fairseq-preprocess made {made:,} sentences of the {lines:,} lines of {path}")
+    for path in encoded.files():
+        lines = count_lines(path)
+        made = binarised_sentences(binarised_index(encoded, bin_dir, path))
+        if made != lines:
+            raise InputError(f"fairseq-preprocess made {made:,} sentences of the {lines:,} lines of {path}")
+
+
+def binarised_index(encoded: ParallelCorpus, bin_dir: Path, path: Path) -> Path:
+    """The ``.idx`` file that ``fairseq-preprocess`` makes of ``path``, a side of a split of ``encoded``."""
+    split, _, language = path.name.partition(".")
+    return bin_dir / f"{split}.{encoded.source_lang}-{encoded.target_lang}.{language}.idx"
 
 
 def binarised_sentences(index: Path) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,6 +29,7 @@ def run_stage(
     settings: Mapping[str, object],
     work: Callable[[], str],
     inputs: Mapping[str, object] | None = None,
+    outputs: Iterable[Path] = (),
 ) -> None:
     """Do ``work`` unless ``folder`` says that it was done; print one line either way.
 
@@ -41,6 +42,7 @@ def run_stage(
         settings: what the user chose that decides the result.
         work: makes the result and returns its summary.
         inputs: digests of what is read, if ``work`` may be done again when that has changed.
+        outputs: what ``work`` makes: it is done again when one of these is missing.
 
     Raises:
         InputError: the stage was completed with other settings, so what lies there is not what was asked for.
@@ -60,10 +62,14 @@ def run_stage(
                 f"{folder} holds a result of other settings ({'; '.join(changed)}): "
                 "delete that folder or choose another one"
             )
-        if done.get("inputs") == read:
+        missing = next((path for path in outputs if not path.exists()), None)
+        if done.get("inputs") != read:
+            print(f"{name}: what it was made from has changed, so it is made again", flush=True)
+        elif missing:
+            print(f"{name}: {missing} is missing, so it is made again", flush=True)
+        else:
             print(f"{name}: done already ({done['summary']})", flush=True)
             return
-        print(f"{name}: what it was made from has changed, so it is made again", flush=True)
         marker.unlink()
     summary = work()
     with atomic_path(marker) as temporary:

@@ -38,7 +38,14 @@ def corpus(tmp_path):
 def binarised(monkeypatch):
     """The calls of fairseq-preprocess, which is not run: importing fairseq takes seconds."""
     calls = []
-    monkeypatch.setattr(parallel_corpus, "fairseq_preprocess", lambda *args: calls.append(args))
+
+    def preprocess(encoded, dictionary, bin_dir, *rest):
+        calls.append((encoded, dictionary, bin_dir, *rest))
+        bin_dir.mkdir(exist_ok=True)
+        for path in encoded.files():
+            parallel_corpus.binarised_index(encoded, bin_dir, path).touch()
+
+    monkeypatch.setattr(parallel_corpus, "fairseq_preprocess", preprocess)
     return calls
 
 
@@ -82,6 +89,28 @@ def test_a_second_run_does_nothing_and_a_changed_text_is_noticed(tmp_path, corpu
     (tmp_path / "test.de").write_text("etwas\nhaus q\n")
     with pytest.raises(InputError, match="test source was"):
         prepare_parallel_corpus(corpus, out, VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("deleted", "again"),
+    [
+        ("raw/test.en", ["raw"]),
+        ("spm.model", ["spm"]),
+        ("encoded/train.de", ["encoded"]),
+        ("dict.txt", ["encoded"]),
+        ("bin/train.de-en.en.idx", ["bin"]),
+    ],
+)
+def test_what_was_deleted_is_made_again_as_it_was(tmp_path, corpus, binarised, capsys, deleted, again):
+    out = tmp_path / "out"
+    prepare_parallel_corpus(corpus, out, VOCABULARY)
+    before = (out / deleted).read_bytes()
+    (out / deleted).unlink()
+    capsys.readouterr()
+    prepare_parallel_corpus(corpus, out, VOCABULARY)
+    assert (out / deleted).read_bytes() == before
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines if "is missing, so it is made again" in line] == again
 
 
 @pytest.mark.parametrize("folder", ["raw", "encoded"])

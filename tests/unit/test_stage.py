@@ -1,5 +1,7 @@
 """A stage is done once, again if it was interrupted, and never passed off as one with other settings."""
 
+import shutil
+
 import pytest
 
 from speech_mt.data.stage import atomic_path, run_stage
@@ -64,6 +66,28 @@ def test_changed_inputs_are_worked_on_again(tmp_path, capsys):
         "raw: what it was made from has changed, so it is made again",
         "raw: 2 lines",
         "raw: done already (2 lines)",
+    ]
+
+
+def test_a_result_that_was_deleted_is_made_again(tmp_path, capsys):
+    """Also that of a marker from before stages named what they make."""
+    path = tmp_path / "bin" / "a"
+
+    def work():
+        with atomic_path(path) as temporary:
+            temporary.write_text("whole")
+        return "1 file"
+
+    run_stage(tmp_path, "raw", {}, work)
+    capsys.readouterr()
+    run_stage(tmp_path, "raw", {}, work, outputs=[path])
+    shutil.rmtree(path.parent)
+    run_stage(tmp_path, "raw", {}, work, outputs=[path])
+    assert path.read_text() == "whole"
+    assert capsys.readouterr().out.splitlines() == [
+        "raw: done already (1 file)",
+        f"raw: {path} is missing, so it is made again",
+        "raw: 1 file",
     ]
 
 
