@@ -42,6 +42,8 @@ done
 for name in "$stage" "$stop_stage"; do
     [[ " ${stages[*]} " == *" $name "* ]] || refuse "there is no stage $name"
 done
+[[ " ${stages[*]} " != *" $stop_stage "*"$stage "* ]] ||
+    refuse "--stop-stage $stop_stage comes before --stage $stage"
 for name in "$max_bad" "$updates" "$subsampling" "${average/#best/1}"; do
     [[ $name =~ ^[0-9]+$ ]] || refuse "$name is not a whole number"
 done
@@ -61,6 +63,9 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 those() { local subset; for subset in $subsets; do [[ $subset != $1* ]] || echo "$subset"; done; }
 vocabulary() { [[ -f $data/spm.model ]] && echo sentencepiece || echo char; }
 made() { [[ -f $1 && $1 -nt $2 && $(< "$1") == "$3" ]]; } # the marker $1 is of after the file $2, with options $3
+
+[[ $(those dev)$(those test) || $stop_stage != @(decode|score) ]] ||
+    refuse "--subsets names no dev-* and no test-* to decode"
 
 prepare_stage() {
     local -a options
@@ -129,7 +134,6 @@ score_stage() {
     local split
     local -a sets=()
     for split in $(those dev) $(those test); do sets+=(--set "$split=$out/$split/generate-$split.txt"); done
-    ((${#sets[@]})) || { echo "no dev-* or test-* among --subsets"; return; }
     python scripts/score_wer.py "${sets[@]}" | tee "$out/wer.txt"
 }
 

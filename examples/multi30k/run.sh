@@ -22,11 +22,29 @@ while (($#)); do
         *) echo "$usage" >&2; exit 2 ;;
     esac
 done
+refuse() { echo "error: $1" >&2; exit 2; }
+for option in layers width ffn heads updates max_tokens jobs; do
+    [[ ${!option} =~ ^[1-9][0-9]*$ ]] || refuse "--${option//_/-} ${!option} is not a whole number of at least 1"
+done
+for option in warmup seed; do
+    [[ ${!option} =~ ^[0-9]+$ ]] || refuse "--$option ${!option} is not a whole number"
+done
 [[ -d .venv/bin ]] && PATH=$PWD/.venv/bin:$PATH
 export OMP_NUM_THREADS=1
 data=$out/data-$source-$target
 
 folder_of() { echo "$out/$source-$target-${layers}l-$width-lr$lr-$updates-seed$seed/$1"; }
+
+option_line() {
+    echo "--source $source --target $target --layers $layers --width $width --ffn $ffn --heads $heads" \
+        "--updates $updates --lr $lr --warmup $warmup --dropout $dropout --max-tokens $max_tokens --seed $seed"
+}
+
+refuse_other_options() { # method: not all options are in the folder's name, and a training goes on in its folder
+    local file; file=$(folder_of "$1")/options
+    [[ ! -f $file || $(< "$file") == "$(option_line)" ]] ||
+        refuse "${file%/options} is of other options ($(< "$file")): give those, or another --out"
+}
 
 prepare() {
     python examples/multi30k/prepare.py --out "$data" --source-lang "$source" --target-lang "$target"
@@ -35,6 +53,7 @@ prepare() {
 train() { # method: goes on from the last checkpoint; linear decay to 0, since the budget is known beforehand
     local folder; folder=$(folder_of "$1")
     mkdir -p "$folder"
+    option_line > "$folder/options"
     # shellcheck disable=SC2046
     fairseq-train "$data/bin" --user-dir user_dir --task translation -s "$source" -t "$target" \
         --arch spectral_transformer $(method_flags "$1") --share-all-embeddings \
@@ -53,7 +72,7 @@ train() { # method: goes on from the last checkpoint; linear decay to 0, since t
 }
 
 generate() { # folder, split, length penalty: beam 5 on the average of the last checkpoints
-    [[ -s $1/$2-$3/generate-$2.txt.completed ]] && return
+    [[ $1/$2-$3/generate-$2.txt.completed -nt $1/average.pt ]] && return
     fairseq-generate "$data/bin" --user-dir user_dir --task translation -s "$source" -t "$target" --gen-subset "$2" \
         --path "$1/average.pt" --beam 5 --lenpen "$3" --max-len-a 1.5 --max-len-b 10 --batch-size 64 \
         --remove-bpe sentencepiece --results-path "$1/$2-$3" > "$1/generate.log" 2>&1 ||
@@ -64,8 +83,9 @@ generate() { # folder, split, length penalty: beam 5 on the average of the last 
 decode() { # method: the length penalty is chosen on the validation set, then the test sets are decoded with it
     local folder split penalty; folder=$(folder_of "$1")
     local saved; saved=$(find "$folder/checkpoints" -name 'checkpoint_*_*.pt' | wc -l)
-    [[ -s $folder/average.pt ]] || python scripts/average_checkpoints.py --inputs "$folder/checkpoints" \
-        --num-update-checkpoints $((saved < 5 ? saved : 5)) --output "$folder/average.pt"
+    [[ $folder/average.pt -nt $folder/checkpoints/checkpoint_last.pt ]] ||
+        python scripts/average_checkpoints.py --inputs "$folder/checkpoints" \
+            --num-update-checkpoints $((saved < 5 ? saved : 5)) --output "$folder/average.pt"
     for penalty in 0.6 1.0 1.4 1.8; do
         generate "$folder" valid "$penalty"
         score "$folder" valid "$penalty"
@@ -78,7 +98,7 @@ decode() { # method: the length penalty is chosen on the validation set, then th
 }
 
 score() { # folder, split, length penalty: against the text as published
-    [[ -s $1/$2-$3/bleu.json ]] && return
+    [[ $1/$2-$3/bleu.json -nt $1/$2-$3/generate-$2.txt.completed ]] && return
     python scripts/score_bleu.py "$1/$2-$3/generate-$2.txt" --ref "$data/text/$2.$target" --json > "$1/$2-$3/bleu.tmp"
     mv "$1/$2-$3/bleu.tmp" "$1/$2-$3/bleu.json"
 }
@@ -105,7 +125,7 @@ each_method() { # at most $jobs at a time; fails if one does
 
 main() { # a function, so that all of the script is read before it runs for an hour
     local method
-    for method in $methods; do method_flags "$method" > /dev/null; done
+    for method in $methods; do method_flags "$method" > /dev/null; refuse_other_options "$method"; done
     case $stage in
         all) prepare; each_method train; each_method decode; report ;;
         prepare | report) "$stage" ;;

@@ -28,6 +28,10 @@ while (($#)); do
         *) echo "$usage" >&2; exit 2 ;;
     esac
 done
+for name in gpus tokens updates; do
+    [[ ${!name} =~ ^[1-9][0-9]*$ ]] || {
+        echo "error: --$name ${!name} is not a whole number of at least 1" >&2; exit 2; }
+done
 out=${out:-runs/wmt_en_de/${depth}l-$method}
 
 # admin-torch's two recipes for this data. At 100L-100L DeepNorm was reported to train with the huge batch only, and Admin

@@ -3,6 +3,7 @@
 import gzip
 import importlib.util
 import json
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ from speech_mt.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 WMT, MULTI30K = ROOT / "examples" / "wmt_en_de", ROOT / "examples" / "multi30k"
+LIBRISPEECH = ROOT / "examples" / "librispeech"
 METHODS = sorted(path.stem for path in (WMT / "config" / "method").glob("*.yaml"))
 
 
@@ -100,6 +102,10 @@ def test_further_options_reach_fairseq_and_the_batch_carries_its_rate():
     ("arguments", "message"),
     [
         (("6", "post_ln", "--gpus", "3"), "32768 tokens an update are no multiple of 4096 on each of 3 GPUs"),
+        (("6", "post_ln", "--gpus", "0"), "--gpus 0 is not a whole number of at least 1"),
+        (("6", "post_ln", "--gpus", "x"), "--gpus x is not a whole number"),
+        (("6", "post_ln", "--tokens", "-4096"), "--tokens -4096 is not a whole number"),
+        (("6", "post_ln", "--updates", "x", "--print"), "--updates x is not a whole number"),
         (("6", "bogus", "--print"), "method 'bogus' is none of post_ln"),
         (("7", "post_ln"), "usage: run.sh DEPTH METHOD"),
         (("6", "post_ln", "--gpu", "3"), "usage: run.sh DEPTH METHOD"),
@@ -115,6 +121,60 @@ def test_mistakes_are_named(arguments, message):
 def test_multi30k_names_an_unknown_method_and_option():
     assert "method 'bogus' is none of" in shell(MULTI30K / "run.sh", "--methods", "bogus").stderr
     assert shell(MULTI30K / "run.sh", "--layer", "3").stderr.startswith("options: --out")
+
+
+@pytest.mark.parametrize("jobs", ["0", "x", "08"])
+def test_multi30k_takes_whole_numbers(jobs):
+    done = shell(MULTI30K / "run.sh", "--jobs", jobs)
+    assert (done.returncode, done.stderr) == (2, f"error: --jobs {jobs} is not a whole number of at least 1\n")
+
+
+MODEL = "en-de-3l-256-lr1e-3-2400-seed1/post_ln"
+OPTIONS = (
+    "--source en --target de --layers 3 --width 256 --ffn 512 --heads 4 "
+    "--updates 2400 --lr 1e-3 --warmup 400 --dropout 0.2 --max-tokens 2400 --seed 1\n"
+)
+
+
+@pytest.mark.parametrize("stage", ["all", "train", "decode", "report"])
+def test_multi30k_takes_no_model_of_other_options_for_its_own(tmp_path, stage):
+    (tmp_path / MODEL).mkdir(parents=True)
+    (tmp_path / MODEL / "options").write_text(OPTIONS)
+    done = shell(MULTI30K / "run.sh", "--out", tmp_path, "--methods", "post_ln", "--stage", stage, "--dropout", "0.3")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {tmp_path / MODEL} is of other options ({OPTIONS[:-1]}): give those, or ")
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["options"]
+
+
+def test_multi30k_decodes_again_what_is_older_than_the_last_checkpoint(tmp_path):
+    folder = tmp_path / MODEL
+    made = ["checkpoints/checkpoint_1_100.pt", "checkpoints/checkpoint_last.pt", "average.pt"]
+    for split in ("valid-0.6", "valid-1.0", "valid-1.4", "valid-1.8", "test-0.6", "test1-0.6", "test2-0.6"):
+        made += [f"{split}/generate-{split.partition('-')[0]}.txt.completed", f"{split}/bleu.json"]
+    for second, name in enumerate(["options", *made]):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps({"scores": [{"name": "BLEU", "score": 20.0}]}))
+        os.utime(folder / name, (second, second))
+    (folder / "options").write_text(OPTIONS)
+    decode = (MULTI30K / "run.sh", "--out", tmp_path, "--methods", "post_ln", "--stage", "decode")
+    assert shell(*decode).returncode == 0
+    os.utime(folder / "checkpoints" / "checkpoint_last.pt")  # trained on
+    assert "average.pt is not a checkpoint that may be replaced" in shell(*decode).stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--stage", "score", "--stop-stage", "prepare"), "--stop-stage prepare comes before --stage score"),
+        (("--stage", "validate", "--stop-stage", "prepare"), "--stop-stage prepare comes before --stage validate"),
+        (("--stage", "decode", "--subsets", "train-clean-100"), "--subsets names no dev-* and no test-* to decode"),
+        (("--updates", "x"), "x is not a whole number"),
+    ],
+)
+def test_librispeech_names_mistakes_before_any_stage(tmp_path, options, message):
+    done = shell(LIBRISPEECH / "run.sh", "--root", tmp_path, "--out", tmp_path / "out", *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {message}\n")
 
 
 def test_another_file_in_place_of_the_published_one_is_refused(tmp_path, monkeypatch):
