@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import os
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,10 @@ from speech_mt.errors import InputError, run
 Row = Mapping[str, str]
 SAMPLE_RATE = 16000
 TEST_TAKES, VALID_TAKES = range(5), range(5, 10)
+
+
+# corpus -> the ids that its clips have
+IDS = {"fsdd": re.compile(r"\d_\w+_\d+"), "an4": re.compile(r"[^-]+-[^-]+-.+")}
 
 
 def take(row: Row) -> int:
@@ -59,18 +64,19 @@ def write_manifests(corpus: str, source: Path, folder: Path) -> str:
     """The splits' manifests and the dictionary of the training transcripts.
 
     Raises:
-        InputError: the corpus is not there.
+        InputError: the corpus is not there, or its table is not what it should be.
     """
     audio, rate, splits = CORPORA[corpus]
     table = source / "manifest.tsv"
     if not table.is_file():
         raise InputError(f"{table}: no such file; SPEECH_MT_DATA or --data names the folder that holds fsdd and an4")
-    with table.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    rows = read_rows(corpus, table)
     (folder / ".features.completed").unlink(missing_ok=True)  # the new manifests do not point to them
     counts = []
     for split, belongs in splits.items():
         chosen = [row for row in rows if belongs(row)]
+        if not chosen:
+            raise InputError(f"{table}: of its {len(rows)} utterances none is for {split}: take the whole corpus")
         write_manifest(
             folder / f"{split}.tsv",
             [
@@ -79,7 +85,7 @@ def write_manifests(corpus: str, source: Path, folder: Path) -> str:
                     "audio": (source / audio / f"{row['id']}.flac").absolute(),
                     "duration": int(row["n_samples"]) / rate,
                     "text": row["text"],
-                    "speaker": row.get("speaker") or row["id"].split("-")[1],
+                    "speaker": row.get("speaker") or re.split("[-_]", row["id"])[1],
                 }
                 for row in chosen
             ],
@@ -90,6 +96,29 @@ def write_manifests(corpus: str, source: Path, folder: Path) -> str:
             letters.setdefault(WORD_BOUNDARY, 0)  # single words have none
             write_dictionary(folder / "dict.txt", letters)
     return ", ".join(counts)
+
+
+def read_rows(corpus: str, table: Path) -> list[Row]:
+    """The rows of a corpus's table.
+
+    Raises:
+        InputError: a column is missing; an id or a number of samples is malformed, and in which line.
+    """
+    with table.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, restval="")
+        missing = {"id", "text", "split", "n_samples"} - set(reader.fieldnames or ())
+        rows = list(reader)
+    if missing:
+        raise InputError(f"{table}: no column {', '.join(sorted(missing))}: it is not the table of {corpus}")
+    for number, row in enumerate(rows, start=2):
+        if not IDS[corpus].fullmatch(row["id"]):
+            shape = "digit_speaker_take" if corpus == "fsdd" else "utterance-speaker-letter"
+            raise InputError(f"{table} line {number}: the id {row['id']!r} is not {shape}: mend or remove the line")
+        if not re.fullmatch("[1-9][0-9]*", row["n_samples"]):
+            raise InputError(
+                f"{table} line {number}: n_samples is {row['n_samples']!r}, not a whole number: mend or remove the line"
+            )
+    return rows
 
 
 def cache_features(corpus: str, folder: Path) -> str:

@@ -90,7 +90,8 @@ _TRAIN = (
 
 def train_and_decode(experiment: Experiment, out: Path, updates: int, progress: Progress) -> None:
     """One model, from data to translations or transcripts of the test set."""
-    folder, data = out / experiment.name, out / "data" / experiment.data
+    folder, data = out / experiment.name, shlex.quote(str(out / "data" / experiment.data))
+    quoted = shlex.quote(str(folder))
 
     def updates_done(log: str) -> str:
         found = _UPDATE.findall(log)
@@ -98,12 +99,12 @@ def train_and_decode(experiment: Experiment, out: Path, updates: int, progress: 
 
     train = shlex.split(
         f"fairseq-train {data} {experiment.train} {_TRAIN} --max-update {updates} "
-        f"--save-dir {folder}/checkpoints --tensorboard-logdir {folder}/tensorboard"
+        f"--save-dir {quoted}/checkpoints --tensorboard-logdir {quoted}/tensorboard"
     )
     run_command(folder, "train", train, root=ROOT, progress=progress, state=updates_done)
     generate = shlex.split(
         f"fairseq-generate {data} --user-dir user_dir --cpu {experiment.generate} --gen-subset test "
-        f"--path {folder}/checkpoints/checkpoint_last.pt --results-path {folder}/test"
+        f"--path {quoted}/checkpoints/checkpoint_last.pt --results-path {quoted}/test"
     )
     run_command(folder, "generate", generate, root=ROOT, progress=progress)
 

@@ -45,12 +45,16 @@ def run_stage(
         outputs: what ``work`` makes: it is done again when one of these is missing.
 
     Raises:
-        InputError: the stage was completed with other settings, so what lies there is not what was asked for.
+        InputError: the stage was completed with other settings, so what lies there is not what was asked for; or what
+            says so is damaged.
     """
     marker = folder / f".{name}.completed"
     asked, read = json.loads(json.dumps([settings, inputs]))
     if marker.exists():
-        done = json.loads(marker.read_text(encoding="utf-8"))
+        try:
+            done = json.loads(marker.read_text(encoding="utf-8"))
+        except ValueError:
+            raise InputError(f"{marker} is damaged: delete it, and the work is done again") from None
         made = done["settings"]
         changed = [
             f"{key} was {made.get(key)}, is now {asked.get(key)}"

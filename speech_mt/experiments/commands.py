@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from speech_mt.data.stage import atomic_path
 from speech_mt.errors import InputError
 
 BIN = Path(sys.executable).parent  # where fairseq's commands are
@@ -55,7 +56,7 @@ def run_command(
         InputError: the command failed; names its log.
     """
     done = folder / f"{step}.completed"
-    if done.exists() and json.loads(done.read_text()) == list(arguments):
+    if _completed(done) == list(arguments):
         progress.say(f"{folder.name} {step}: done already")
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,4 +86,13 @@ def run_command(
     if process.returncode:
         tail = log.read_text(errors="replace").strip().splitlines()[-1]
         raise InputError(f"{key} failed with {process.returncode}: {tail} (all of it is in {log})")
-    done.write_text(json.dumps(list(arguments)))
+    with atomic_path(done) as temporary:
+        temporary.write_text(json.dumps(list(arguments)))
+
+
+def _completed(done: Path) -> object:
+    """The command that a file says was completed; none if it is not there or damaged, as a full disk leaves it."""
+    try:
+        return json.loads(done.read_text())
+    except (FileNotFoundError, ValueError):
+        return None

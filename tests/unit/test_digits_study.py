@@ -58,6 +58,24 @@ def test_takes_decide_the_split(tmp_path):
     assert read_manifest(out / "test.tsv").numbers("frames").tolist() == [23, 23]  # 4,000 samples at 16 kHz
 
 
+COLUMNS = "id\tspeaker\ttext\tsplit\tn_samples\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r": no column id, n_samples, split, text: it is not the table of fsdd"),
+        (COLUMNS, r": of its 0 utterances none is for train"),
+        (f"{COLUMNS}3_ann_x\tann\tthree\t-\t9\n", r" line 2: the id '3_ann_x' is not digit_speaker_take"),
+        (f"{COLUMNS}3_ann_7\tann\tthree\t-\n", r" line 2: n_samples is '', not a whole number"),
+    ],
+)
+def test_faults_of_the_table_are_named_by_line(tmp_path, text, message):
+    (tmp_path / "manifest.tsv").write_text(text)
+    with pytest.raises(InputError, match=rf"manifest\.tsv{message}"):
+        prepare.write_manifests("fsdd", tmp_path, tmp_path / "out")
+
+
 def test_without_data_the_message_says_where_it_is_looked_for(tmp_path):
     with pytest.raises(InputError, match="SPEECH_MT_DATA or --data"):
         prepare.write_manifests("an4", tmp_path / "an4", tmp_path / "out")

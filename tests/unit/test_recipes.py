@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,15 +20,15 @@ LIBRISPEECH = ROOT / "examples" / "librispeech"
 METHODS = sorted(path.stem for path in (WMT / "config" / "method").glob("*.yaml"))
 
 
-def load(name):
-    """A script of examples/multi30k as a module; the name is its own, as other examples have scripts of that name."""
-    spec = importlib.util.spec_from_file_location(f"multi30k_{name}", MULTI30K / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
+def load(example, name):
+    """A script of an example as a module; the name is its own, as other examples have scripts of that name."""
+    spec = importlib.util.spec_from_file_location(f"{example}_{name}", ROOT / "examples" / example / f"{name}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-prepare, results = load("prepare"), load("results")
+prepare, results, demo = load("multi30k", "prepare"), load("multi30k", "results"), load("numbers", "demo")
 
 
 def shell(script, *options):
@@ -175,6 +176,20 @@ def test_librispeech_names_mistakes_before_any_stage(tmp_path, options, message)
     done = shell(LIBRISPEECH / "run.sh", "--root", tmp_path, "--out", tmp_path / "out", *options)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {message}\n")
+
+
+def test_the_demo_takes_a_folder_with_a_space_in_its_name(tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr(demo, "run_command", lambda folder, step, arguments, **rest: commands.append(arguments))
+    out = tmp_path / "my runs"
+    demo.train_and_decode(demo.EXPERIMENTS[0], out, 10, demo.Progress())
+    folder = out / "sigma_reparam"
+    assert [command[1] for command in commands] == [str(out / "data/mt/bin")] * 2
+    train, generate = (dict(zip(command, command[1:], strict=False)) for command in commands)
+    assert train["--save-dir"] == f"{folder}/checkpoints"
+    assert train["--tensorboard-logdir"] == f"{folder}/tensorboard"
+    assert generate["--path"] == f"{folder}/checkpoints/checkpoint_last.pt"
+    assert generate["--results-path"] == f"{folder}/test"
 
 
 def test_another_file_in_place_of_the_published_one_is_refused(tmp_path, monkeypatch):

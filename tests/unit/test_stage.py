@@ -50,6 +50,13 @@ def test_other_settings_are_refused_by_name(tmp_path):
         run_stage(tmp_path, "raw", {"seed": 2}, lambda: pytest.fail("must not run"))
 
 
+@pytest.mark.parametrize("damage", [b"", b'{"cut', b"\xff"])
+def test_a_damaged_marker_is_named(tmp_path, damage):
+    (tmp_path / ".raw.completed").write_bytes(damage)
+    with pytest.raises(InputError, match=r"\.raw\.completed is damaged: delete it"):
+        run_stage(tmp_path, "raw", {}, lambda: pytest.fail("must not run"))
+
+
 def test_changed_inputs_are_worked_on_again(tmp_path, capsys):
     runs = []
 
