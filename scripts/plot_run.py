@@ -36,6 +36,8 @@ def main() -> None:
         args.out = Path("run.png")
     if args.out and args.out.suffix not in FORMATS:
         raise InputError(f"--out {args.out}: unknown picture format; name it {', '.join(FORMATS)}")
+    if args.out and args.html and args.out.resolve() == args.html.resolve():
+        raise InputError(f"--out and --html are both {args.out}: the page would replace the figure: give two files")
 
     folders = list(dict.fromkeys(folder for logdir in args.logdirs for folder in find_runs(logdir)))
     labels = args.labels.split(",") if args.labels else default_labels(folders)

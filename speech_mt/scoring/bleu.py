@@ -125,8 +125,11 @@ def score_bleu(
         n_samples: bootstrap resamples; sacrebleu takes 72 * ``n_samples`` bytes of memory a sentence.
 
     Raises:
-        InputError: ``baseline`` has other references.
+        InputError: ``baseline`` has other references; a reference has no words at all.
     """
+    for lines in text.references:
+        if not any(map(str.strip, lines)):
+            raise InputError(f"{text.provenance['reference']} has no words: BLEU needs some")
     # force: no log line on text that looks tokenised, as the report has a warning of its own
     bleu = BLEU(tokenize="none" if tokenized else "13a", force=True)
     scores = [_score("BLEU", bleu, text), _score("chrF", CHRF(), text)]

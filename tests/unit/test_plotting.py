@@ -348,3 +348,5 @@ def test_command_refuses_wrong_options(logdir, tmp_path):
         plot_run(logdir, "--labels", "a,b")
     with pytest.raises(InputError, match=r"run.bmp: unknown picture format"):
         plot_run(logdir, "--out", tmp_path / "run.bmp")
+    with pytest.raises(InputError, match=r"--out and --html are both .*run.png"):
+        plot_run(logdir, "--out", tmp_path / "run.png", "--html", tmp_path / "new" / ".." / "run.png")

@@ -99,8 +99,14 @@ def test_each_sentence_is_in_one_length_bucket_scored_alone():
     assert buckets[1].length_ratio == pytest.approx(2 / 11)
 
 
+@pytest.mark.parametrize("references", [[["", " "]], [["a", "b"], ["", ""]], [[], []]])
+def test_a_reference_without_words_is_refused(references):
+    with pytest.raises(InputError, match="ref has no words: BLEU needs some"):
+        score_bleu(parallel(["", "a"][: len(references[0])], *references))
+
+
 def test_empty_sentences_are_scored():
-    report = score_bleu(parallel(["", "a"], ["", ""]), by_length=True, compound_split=True)
+    report = score_bleu(parallel(["", "a"], ["", "b"]), by_length=True, compound_split=True)
     assert [score.score for score in report.scores] == [0, 0, 0]
     assert report.by_length[0].length_ratio == 1
 
