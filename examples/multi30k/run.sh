@@ -43,7 +43,7 @@ option_line() {
 refuse_other_options() { # method: not all options are in the folder's name, and a training goes on in its folder
     local file; file=$(folder_of "$1")/options
     [[ ! -f $file || $(< "$file") == "$(option_line)" ]] ||
-        refuse "${file%/options} is of other options ($(< "$file")): give those, or another --out"
+        refuse "${file%/options} is of other options ($(< "$file")): give those or another --out, or delete it"
 }
 
 prepare() {

@@ -143,7 +143,7 @@ def test_multi30k_takes_no_model_of_other_options_for_its_own(tmp_path, stage):
     (tmp_path / MODEL / "options").write_text(OPTIONS)
     done = shell(MULTI30K / "run.sh", "--out", tmp_path, "--methods", "post_ln", "--stage", stage, "--dropout", "0.3")
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {tmp_path / MODEL} is of other options ({OPTIONS[:-1]}): give those, or ")
+    assert done.stderr.startswith(f"error: {tmp_path / MODEL} is of other options ({OPTIONS[:-1]}): give those or ")
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["options"]
 
 
