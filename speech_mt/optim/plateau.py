@@ -116,7 +116,7 @@ def tell_schedule_of_validations() -> None:
     for name in ("fairseq_cli.train", "__main__"):
         module = sys.modules.get(name)
         validate = getattr(module, "validate", None)
-        if validate is not None and hasattr(module, "validate_and_save") and not hasattr(validate, "__wrapped__"):
+        if validate is not None and hasattr(module, "validate_and_save") and not hasattr(validate, "tells_schedule"):
             module.validate = telling(validate)
 
 
@@ -130,4 +130,5 @@ def telling(validate: Callable[..., list[float | None]]) -> Callable[..., list[f
             trainer.lr_scheduler.validated(float(metrics[0]))
         return metrics
 
+    validate_and_tell.tells_schedule = True
     return validate_and_tell
