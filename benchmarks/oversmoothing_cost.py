@@ -15,7 +15,7 @@ import time
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 from models import batch, keep_memory, task
-from training_step import contestants, measure, report
+from training_step import contestants, measure, report, steppers
 
 CONTROLS = ["ours + value spectrum", "ours + value spectrum, general", "ours + AttnScale", "ours + FeatScale"]
 CONTROLS += ["ours + NeuTRENO", "ours + sigmaReparam"]
@@ -56,7 +56,7 @@ def main() -> None:
     pairs = [("ours", "stock")] + [(name, "ours") for name in CONTROLS]
     print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds, {args.layers}L of {args.dim}")
     print(f"\ntraining, {args.tokens} tokens")
-    print(report(measure(names, shape, args.tokens, args.rounds), pairs), flush=True)
+    print(report(measure(steppers(names, shape, args.tokens), args.rounds), pairs), flush=True)
     print(f"\nbeam search, 16 sentences, beam 5, {args.steps} tokens")
     print(report(decode(names, shape, args.rounds, args.steps), pairs))
 

@@ -27,6 +27,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from speech_mt.criterions.monitored import LabelSmoothedConfig, LabelSmoothedCrossEntropyWithEntropy
 
+Step = Callable[[], None]
 NAMES = [
     "stock",
     "ours",
@@ -45,7 +46,7 @@ OPTIONS = {  # of a contestant's model; those that are not in NAMES are oversmoo
     "ours + FeatScale": {"token_mixing": "feat_scale"},
     "ours + NeuTRENO": {"token_mixing": "neutreno"},
 }
-TOKENS_BY_DEPTH = 1024
+TOKENS_BY_DEPTH, DEPTHS = 1024, (6, 18, 50, 100)
 SHAPE = {"layers": 6, "dim": 512, "ffn": 2048, "heads": 8, "vocabulary": 1000}
 
 
@@ -83,7 +84,7 @@ def contestants(names: list[str], shape: dict) -> dict[str, BaseFairseqModel]:
     return made
 
 
-def stepper(name: str, model: BaseFairseqModel, sample: dict, vocabulary: int) -> Callable[[], None]:
+def stepper(name: str, model: BaseFairseqModel, sample: dict, vocabulary: int) -> Step:
     """A function that runs one update of ``model``."""
     if "monitor" in name:
         interval = 1 if "every" in name else 10
@@ -106,11 +107,16 @@ def stepper(name: str, model: BaseFairseqModel, sample: dict, vocabulary: int) -
     return step
 
 
-def measure(names: list[str], shape: dict, tokens: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds a step, by contestant and round."""
-    models = contestants(names, shape)
+def steppers(names: list[str], shape: dict, tokens: int) -> dict[str, Step]:
+    """The update of each contestant."""
     sample = batch(tokens // 32, 32, shape["vocabulary"])
-    steps = {name: stepper(name, model.train(), sample, shape["vocabulary"]) for name, model in models.items()}
+    models = contestants(names, shape)
+    return {name: stepper(name, model.train(), sample, shape["vocabulary"]) for name, model in models.items()}
+
+
+def measure(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
+    """Seconds a step, by contestant and round."""
+    names = list(steps)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for name in names:
         steps[name]()  # warm up
@@ -146,20 +152,38 @@ def report(seconds: dict[str, list[float]], pairs: list[tuple[str, str]]) -> str
     return "\n".join(lines)
 
 
-def depths(rounds: int) -> None:
-    """Step time from 6L-6L to 100L-100L at width 64: does it grow faster than the number of layers?"""
+def depths(names: list[str], rounds: int) -> str:
+    """Step time from 6L-6L to 100L-100L at width 64: does it grow faster than the number of layers?
+
+    One measurement is as many steps as make some 100 layers, so that short steps are as well measured as long ones;
+    growth is the time a layer, relative to that of 6L-6L in the same round.
+    """
     shape = {"dim": 64, "ffn": 256, "heads": 4, "vocabulary": 256}
-    first: list[float] = []
-    for layers in (6, 18, 50, 100):
-        seconds = measure(["ours", "ours + sigmaReparam"], {"layers": layers, **shape}, TOKENS_BY_DEPTH, rounds)
-        medians = [statistics.median(values) for values in seconds.values()]
-        first = first or medians
-        growth = [m / f / (layers / 6) for m, f in zip(medians, first, strict=True)]
-        print(
-            f"{layers:3}L-{layers}L  plain {medians[0]:.3f} s, sigmaReparam {medians[1]:.3f} s; "
-            f"growth over that of the layers {growth[0]:.2f}, {growth[1]:.2f}",
-            flush=True,
-        )
+    steps = {
+        f"{layers}L-{layers}L {name}": repeated(step, 100 // layers)
+        for layers in DEPTHS
+        for name, step in steppers(names, {"layers": layers, **shape}, TOKENS_BY_DEPTH).items()
+    }
+    seconds = measure(steps, rounds)
+    lines = [f"{'':44} {'s a step':>8} {'growth':>8} {'quartiles':>16}"]
+    for name in names:
+        a_layer = {
+            layers: [t / (100 // layers) / layers for t in seconds[f"{layers}L-{layers}L {name}"]] for layers in DEPTHS
+        }
+        for layers, times in a_layer.items():
+            growth = [t / first for t, first in zip(times, a_layer[DEPTHS[0]], strict=True)]
+            low, median, high = statistics.quantiles(growth, n=4)
+            label, step = f"{layers}L-{layers}L {name}", statistics.median(times) * layers
+            lines.append(f"{label:44} {step:8.3f} {median:8.3f} {low:7.3f} to {high:.3f}")
+    return "\n".join(lines)
+
+
+def repeated(step: Step, times: int) -> Step:
+    def steps() -> None:
+        for _ in range(times):
+            step()
+
+    return steps
 
 
 def main() -> None:
@@ -174,15 +198,15 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     keep_memory()
     if args.peak_of:
-        measure([args.peak_of], SHAPE, args.tokens, rounds=1)
+        measure(steppers([args.peak_of], SHAPE, args.tokens), rounds=1)
         print(peak_resident())
         return
     tokens = TOKENS_BY_DEPTH if args.depths else args.tokens
     print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds, {tokens} tokens", flush=True)
     if args.depths:
-        depths(args.rounds)
+        print(depths(args.contestants, args.rounds), flush=True)
         return
-    seconds = measure(args.contestants, SHAPE, args.tokens, args.rounds)
+    seconds = measure(steppers(args.contestants, SHAPE, args.tokens), args.rounds)
     baseline = {name: "ours" for name in args.contestants} | {"ours": "stock"}
     pairs = [(name, baseline[name]) for name in args.contestants if name != "stock" and baseline[name] in seconds]
     print(report(seconds, pairs), flush=True)
