@@ -13,7 +13,19 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize, to_rgba
 from matplotlib.figure import Figure
-from robustness import DIVERGED, LEARNS_BELOW, METHODS, OPTIMIZERS, SOLVED_BELOW, STALLED, Result, Results, Trial
+from robustness import (
+    DIVERGED,
+    LEARNING_RATES,
+    LEARNS_BELOW,
+    METHODS,
+    OPTIMIZERS,
+    SOLVED_BELOW,
+    STALLED,
+    WARMUPS,
+    Result,
+    Results,
+    Trial,
+)
 
 from speech_mt.data.stage import atomic_path
 from speech_mt.errors import InputError
@@ -56,7 +68,7 @@ def report(results: Results) -> str:
         f"""# Learning rates that train a speech recogniser: results
 
 {len(results)} runs of a 12-layer CTC encoder of width 64 on spoken digits (FSDD), {_some(updates)} updates of 24 clips.
-Seed {_some(seeds)}. WER in percent of 300 clips held out from training, greedy, after the last update.
+Seed {_some(seeds)}; the whole grid is {len(METHODS) * len(WARMUPS) * sum(map(len, LEARNING_RATES.values()))} runs a seed. WER in percent of 300 clips held out from training, greedy, after the last update.
 
 **A small model on a small task for a few minutes**: it says which learning rates train at all, not which method has
 the lower error rate in the end.
