@@ -69,7 +69,8 @@ def report(results: Results) -> str:
         f"""# Learning rates that train a speech recogniser: results
 
 {len(results)} runs of a 12-layer CTC encoder of width 64 on spoken digits (FSDD), {_some(updates)} updates of 24 clips.
-Seed {_some(seeds)}; the whole grid is {whole} runs a seed. WER in percent of 300 clips held out from training, greedy, after the last update.
+Seed {_some(seeds)}; the whole grid is {whole} runs a seed. WER in percent of 300 clips held out from training, greedy,
+after the last update.
 
 **A small model on a small task for a few minutes**: it says which learning rates train at all, not which method has
 the lower error rate in the end.
