@@ -9,7 +9,7 @@ VENV := .venv
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint install bench study-stability study-oversmoothing
+.PHONY: demo test lint install bench
 install: $(INSTALLED)
 
 # The third-party build of fairseq is checked by its SHA-256 before anything else may pull it in.
@@ -34,16 +34,13 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/aten_calls.py
 	$(VENV)/bin/python benchmarks/training_step.py
-	$(VENV)/bin/python benchmarks/training_step.py --depths --rounds 3
+	$(VENV)/bin/python benchmarks/training_step.py --depths --contestants stock ours "ours + sigmaReparam"
 	$(VENV)/bin/python benchmarks/decoding.py
 	$(VENV)/bin/python benchmarks/bench_entropy.py
 	$(VENV)/bin/python benchmarks/oversmoothing_cost.py
 
-# The studies, and their reports. BUDGET=60: start no run after 60 minutes; the same command goes on from there.
-study-stability: $(INSTALLED)
-	$(VENV)/bin/python examples/stability/study.py $(if $(BUDGET),--budget $(BUDGET))
-	$(VENV)/bin/python examples/stability/study.py --report
-
-study-oversmoothing: $(INSTALLED)
-	$(VENV)/bin/python examples/oversmoothing/oversmoothing.py $(if $(BUDGET),--budget $(BUDGET))
-	$(VENV)/bin/python examples/oversmoothing/oversmoothing.py --report
+# study-stability, study-oversmoothing, study-digits, study-robustness: the study, and its report.
+# BUDGET=60: start no run after 60 minutes; the same command goes on from there.
+study-%: $(INSTALLED)
+	$(VENV)/bin/python $(wildcard examples/$*/study.py examples/$*/$*.py) $(if $(BUDGET),--budget $(BUDGET))
+	$(VENV)/bin/python $(wildcard examples/$*/study.py examples/$*/$*.py) --report
