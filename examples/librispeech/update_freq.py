@@ -12,7 +12,10 @@ import sys
 from pathlib import Path
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
+from speech_mt.arguments import positive_int
 from speech_mt.errors import InputError, run
 
 FRAMES_PER_SECOND = 100
@@ -27,29 +30,34 @@ def frames_an_update(path: Path) -> tuple[int, int]:
     """The effective batch of a config and what of it one GPU takes at a time, both in frames.
 
     Raises:
-        InputError: the config does not say.
+        InputError: the config does not say, or is none.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such config")
-    config = OmegaConf.load(path)
-    max_tokens = OmegaConf.select(config, "dataset.max_tokens")
-    gpus = OmegaConf.select(config, "distributed_training.distributed_world_size")
-    if not max_tokens or not gpus:
-        raise InputError(f"{path}: dataset.max_tokens and distributed_training.distributed_world_size must be set")
-    (freq,) = OmegaConf.select(config, "optimization.update_freq", default=[1])
+    try:
+        config = OmegaConf.load(path)
+        max_tokens = OmegaConf.select(config, "dataset.max_tokens")
+        gpus = OmegaConf.select(config, "distributed_training.distributed_world_size")
+        freq = OmegaConf.select(config, "optimization.update_freq", default=1)
+    except (YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        raise InputError(f"{path}: not a config in YAML ({str(error).partition(chr(10))[0]})") from None
+    freq = freq[0] if OmegaConf.is_list(freq) and len(freq) == 1 else freq
+    if not all(isinstance(number, int) and number > 0 for number in (max_tokens, gpus, freq)):
+        raise InputError(
+            f"{path}: dataset.max_tokens {max_tokens}, distributed_training.distributed_world_size {gpus} and "
+            f"optimization.update_freq {freq} have to be whole numbers of at least 1"
+        )
     return gpus * max_tokens * freq, max_tokens
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path)
-    parser.add_argument("--gpus", type=int, required=True, help="GPUs in all, over all nodes")
-    parser.add_argument("--max-tokens", type=int, help="frames a GPU takes at a time, if not the config's")
+    parser.add_argument("--gpus", type=positive_int, required=True, help="GPUs in all, over all nodes")
+    parser.add_argument("--max-tokens", type=positive_int, help="frames a GPU takes at a time, if not the config's")
     args = parser.parse_args()
     frames, max_tokens = frames_an_update(args.config)
     max_tokens = args.max_tokens or max_tokens
-    if args.gpus < 1 or max_tokens < 1:
-        raise InputError(f"--gpus {args.gpus} --max-tokens {max_tokens}: at least 1 of each")
     freq = update_freq(frames, args.gpus, max_tokens)
     got = args.gpus * max_tokens * freq
     if got != frames:

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 
+from speech_mt.arguments import number, positive_int
 from speech_mt.errors import InputError, run
 
 GIB = 2**30
+METHODS = sorted(path.stem for path in (Path(__file__).parent / "config" / "method").glob("*.yaml"))
 
 
 @dataclass(frozen=True)
@@ -106,21 +109,18 @@ def update_flops(shape: Shape, batch: Batch) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--depths", type=int, nargs="+", default=[6, 18, 50, 100], metavar="N")
-    parser.add_argument("--method", default="sigma_reparam", help="of run.sh: does it reparametrise (sigma) or not")
-    parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=4096, help="of each side in a GPU's batch (default: 4096)")
-    parser.add_argument("--length", type=float, default=30, help="tokens of a sentence (default: 30)")
-    parser.add_argument("--vocabulary", type=int, default=32_000)
-    parser.add_argument("--updates", type=int, default=100_000)
-    parser.add_argument("--peak", type=float, default=312.0, help="TFLOP/s of a GPU (default: 312, A100 in bf16)")
+    parser.add_argument("--depths", type=positive_int, nargs="+", default=[6, 18, 50, 100], metavar="N")
+    parser.add_argument("--method", choices=METHODS, default="sigma_reparam", help="of run.sh, reparametrised or not")
+    parser.add_argument("--gpus", type=positive_int, default=8)
+    parser.add_argument("--tokens", type=positive_int, default=4096, help="of a side of a GPU's batch (default: 4096)")
+    parser.add_argument("--length", type=number(1), default=30, help="tokens of a sentence (default: 30)")
+    parser.add_argument("--vocabulary", type=positive_int, default=32_000)
+    parser.add_argument("--updates", type=positive_int, default=100_000)
+    parser.add_argument("--peak", type=number(1), default=312.0, help="TFLOP/s of a GPU (default: 312, A100 in bf16)")
     parser.add_argument("--utilisation", type=float, default=0.3, help="assumed share of the peak (default: 0.3)")
     args = parser.parse_args()
     if not 0 < args.utilisation <= 1:
         raise InputError(f"--utilisation {args.utilisation}: a share of the peak, above 0 and at most 1")
-    for option in ("gpus", "tokens", "updates"):
-        if getattr(args, option) < 1:
-            raise InputError(f"--{option} {getattr(args, option)}: at least 1")
 
     print(f"{args.method}, {args.gpus} GPUs, {args.tokens:,} tokens of each side a GPU, {args.updates:,} updates")
     print("depth  batch    update-freq  parameters  state GiB  saved GiB  (recomputed)  TFLOP/update   hours")

@@ -20,12 +20,17 @@ MISTAKES = {
 }
 
 
+CONFIG_MISTAKES = {"ValidationError", "ConfigKeyError"}
+"""omegaconf's: what fairseq-hydra-train's file or arguments say does not fit the options there are."""
+
+
 def summary(error: BaseException) -> str | None:
     """The one line that a user's mistake deserves; None for anything else.
 
     A mistake is an :class:`~speech_mt.errors.InputError`, an operating-system error, or what fairseq itself raises with
-    a message: an assertion, a bare ``Exception`` or a ``ValueError``. What a DataLoader worker or a spawned process
-    raised is the text of a traceback within another exception: so it is the text of the last traceback that is read.
+    a message: an assertion, a bare ``Exception`` or a ``ValueError``; or what omegaconf says of a configuration. What a
+    DataLoader worker or a spawned process raised is the text of a traceback within another exception: so it is the
+    text of the last traceback that is read.
     """
     text = "".join(traceback.format_exception(error))
     lines = text.rpartition("Traceback (most recent call last):\n")[2].splitlines()
@@ -38,7 +43,12 @@ def summary(error: BaseException) -> str | None:
         message = f"{os_error[2]}: {os_error[1]}"
     if kind in MISTAKES and message:
         return message
+    if kind in CONFIG_MISTAKES and message:
+        wrong, _, key = re.split(" (?:reference|object)_type=", message)[0].partition(" full_key: ")
+        return f"{key}: {wrong}" if key else wrong
     files = re.findall(r'^  File "(.+?)", line', frames, re.MULTILINE)
+    if kind == "KeyError" and files and files[-1].endswith("fairseq/registry.py"):
+        return f"{message}: no criterion, optimizer, schedule or other choice has this _name"
     by_fairseq = bool(files) and re.search(r"(^|/)fairseq(_cli)?/(?!.*speech_mt/)", files[-1]) is not None
     raised_there = kind in ("AssertionError", "Exception") or (kind == "ValueError" and _ends_in_raise(frames))
     if raised_there and message and by_fairseq and error.__context__ is None:

@@ -216,6 +216,20 @@ def test_a_value_that_fairseq_refuses_is_a_mistake_but_one_that_it_stumbles_over
     assert mistakes.summary(raised(utils.eval_str_list, "one")) is None
 
 
+def test_what_a_configuration_says_wrongly_is_named(fairseq):
+    from fairseq.criterions import CRITERION_REGISTRY  # noqa: F401 (registers)
+    from fairseq.dataclass.configs import CommonConfig
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.structured(CommonConfig)
+    assert mistakes.summary(raised(setattr, config, "seed", "many")).startswith("seed: Value 'many'")
+    OmegaConf.set_struct(config, True)
+    assert mistakes.summary(raised(lambda: config["sed"])) == "sed: Key 'sed' not in 'CommonConfig'"
+    criterion = OmegaConf.create({"_name": "label_smoothed"})
+    message = "'label_smoothed': no criterion, optimizer, schedule or other choice has this _name"
+    assert mistakes.summary(raised(fairseq.criterions.build_criterion, criterion, None)) == message
+
+
 class Refusing(Dataset):
     def __len__(self) -> int:
         return 1

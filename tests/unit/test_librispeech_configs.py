@@ -122,5 +122,19 @@ def test_update_freq_says_what_it_needs(tmp_path):
     with pytest.raises(InputError, match="no such config"):
         update_freq.frames_an_update(tmp_path / "x.yaml")
     (tmp_path / "x.yaml").write_text("dataset: {batch_size: 8}\n")
-    with pytest.raises(InputError, match="max_tokens and distributed_training"):
+    with pytest.raises(InputError, match="max_tokens None, distributed_training"):
+        update_freq.frames_an_update(tmp_path / "x.yaml")
+
+
+@pytest.mark.parametrize("freq", ["[3]", "3"])
+def test_update_freq_may_be_a_number_or_a_list_of_one(tmp_path, freq):
+    text = "dataset: {max_tokens: 10}\ndistributed_training: {distributed_world_size: 2}\n"
+    (tmp_path / "x.yaml").write_text(f"{text}optimization: {{update_freq: {freq}}}\n")
+    assert update_freq.frames_an_update(tmp_path / "x.yaml") == (60, 10)
+
+
+@pytest.mark.parametrize("text", [b"a: [1,\n b: }", b"- 1\n", b"\x80\x02", b"dataset: {max_tokens: abc}\n"])
+def test_what_is_no_config_is_named(tmp_path, text):
+    (tmp_path / "x.yaml").write_bytes(text)
+    with pytest.raises(InputError, match=r"x\.yaml: "):
         update_freq.frames_an_update(tmp_path / "x.yaml")

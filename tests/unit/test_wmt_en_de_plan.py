@@ -119,4 +119,7 @@ def test_the_script_prints_a_row_a_depth_and_refuses_in_one_line():
     done = script("--depths", "6", "100", "--utilisation", "0.5")
     assert [line.split()[0] for line in done.stdout.splitlines()[2:4]] == ["6L", "100L"]
     assert script("--gpus", "3").stderr.startswith("error: 32,768 tokens are no multiple of 4,096 on 3 GPUs")
+    assert "--depths: '0' is not a whole number of at least 1" in script("--depths", "0").stderr
+    assert "--peak: '0' is not a number of at least 1" in script("--peak", "0").stderr
+    assert "invalid choice: 'sigam_reparam'" in script("--method", "sigam_reparam").stderr
     assert script("--utilisation", "30").stderr.startswith("error: --utilisation 30.0: a share")
