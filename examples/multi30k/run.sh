@@ -68,7 +68,8 @@ train() { # method: goes on from the last checkpoint; linear decay to 0, since t
         --log-format simple --log-interval 20 --tensorboard-logdir "$folder/tensorboard" \
         --save-dir "$folder/checkpoints" >> "$folder/train.log" 2>&1 ||
         { echo "error: training $1 failed: $(tail -n 1 "$folder/train.log") (all of it is in $folder/train.log)" >&2; return 1; }
-    echo "$folder: $(grep -o 'num_updates=[0-9]*' "$folder/train.log" | tail -n 1), valid $(grep -o 'best_loss [0-9.]*' "$folder/train.log" | tail -n 1)"
+    sed -n "s|.*valid on 'valid' subset . \(loss [0-9.]*\) .*\(num_updates [0-9]*\).*|$folder: \1, \2|p" \
+        "$folder/train.log" | tail -n 1
 }
 
 generate() { # folder, split, length penalty: beam 5 on the average of the last checkpoints
