@@ -66,7 +66,9 @@ def report(results: Results) -> str:
             parts.append(f"## {task.title[0].upper()}{task.title[1:]}: {task.score} ({better} is better)")
             whole = {t: r for t, r in of_task.items() if t.share == 1}
             shares = {t: r for t, r in of_task.items() if t.layers == DEPTH_OF_SHARES}
-            parts.append("All of the training data.\n\n" + _table(whole, lambda t: t.layers, lambda x: f"{x}L"))
+            table = _table(whole, lambda t: t.layers, lambda x: f"{x}L")
+            note = "All of the training data. In brackets: cosine between tokens of the last encoder layer."
+            parts.append(f"{note}\n\n{table}")
             if len({trial.share for trial in shares}) > 1:
                 text = _table(shares, lambda t: t.share, lambda x: f"{100 * x:g} %")
                 parts.append(f"Shares of the training data, {DEPTH_OF_SHARES}L.\n\n{text}")
