@@ -63,7 +63,7 @@ def check_speaker(job: tuple[Path, Path]) -> Part:
         listing.update(f"{path.relative_to(speaker)} {path.stat().st_size} {path.stat().st_mtime_ns}\n".encode())
     chapters = sorted(f"{speaker.name}-{path.name}" for path in speaker.iterdir() if path.is_dir())
     part = Part(file, speaker, f"{speaker.absolute()} {listing.hexdigest()}", chapters)
-    if not file.exists() or json.loads(file.read_text(encoding="utf-8"))["fingerprint"] != part.fingerprint:
+    if fingerprint_of(file) != part.fingerprint:
         utterances, faults = librispeech.read_speaker(speaker)
         found = {
             "fingerprint": part.fingerprint,
@@ -94,6 +94,14 @@ def repeated_chapters(parts: list[Part], owners: dict[str, Path]) -> dict[str, s
         for chapter in part.chapters
         if owners.setdefault(chapter, part.speaker) != part.speaker
     }
+
+
+def fingerprint_of(file: Path) -> str | None:
+    """Of the files that a part was made from; None without a whole part."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))["fingerprint"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
 
 
 def split_rows(parts: list[Part], repeated: dict[str, str], out: Path) -> Iterator[dict[str, object]]:
@@ -153,9 +161,16 @@ def write_split(split: str, parts: list[Part], repeated: dict[str, str], out: Pa
 
 
 def read_summary(out: Path) -> dict[str, dict]:
-    """What :func:`write_split` wrote of all splits."""
+    """What :func:`write_split` wrote of all splits.
+
+    Raises:
+        InputError: it is damaged.
+    """
     path = out / "summary.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError:
+        raise InputError(f"{path} is damaged: delete {out}, and prepare again") from None
 
 
 def print_summary(out: Path, splits: Iterable[str]) -> None:

@@ -149,6 +149,19 @@ def test_a_killed_preparation_goes_on_to_the_same_bytes(sound, uninterrupted, tm
     assert after == done  # it was not made again
 
 
+def test_a_damaged_part_is_made_again_and_a_damaged_summary_named(sound, tmp_path):
+    out = tmp_path / "out"
+    prepare(sound, out)
+    before = contents(out)
+    for part, text in zip(sorted((out / "parts").rglob("*.json")), ("", '{"fing', "[1]"), strict=False):
+        part.write_text(text)
+    prepare(sound, out)
+    assert contents(out) == before
+    (out / "summary.json").write_text("{")
+    with pytest.raises(InputError, match=rf"summary\.json is damaged: delete {out}, and prepare again"):
+        prepare(sound, out)
+
+
 def test_cached_features_are_those_of_the_audio(sound, tmp_path):
     out = tmp_path / "out"
     prepare(sound, out, "--features", "--dtype", "float32", "--num-mel-bins", "40")
