@@ -8,22 +8,18 @@ from argparse import Namespace
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-
-def _generate() -> ModuleType | None:
-    modules = (sys.modules.get(name) for name in ("fairseq_cli.generate", "__main__"))
-    return next((module for module in modules if hasattr(module, "get_symbols_to_strip_from_output")), None)
+from speech_mt.compat.programs import program
 
 
 def results_are_overwritten() -> bool:
-    module = _generate()
+    module = program("generate", "get_symbols_to_strip_from_output")
     return module is not None and not hasattr(module.main, "keeps_results")
 
 
 def keep_results_until_replaced() -> None:
-    module = _generate()
+    module = program("generate", "get_symbols_to_strip_from_output")
     module.main = keeping_results(module.main)
 
 

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed
+
+from speech_mt.compat.programs import train_module
 
 logger = logging.getLogger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -58,12 +60,6 @@ def catching(interruption: Interruption) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def train_module() -> ModuleType | None:
-    """fairseq-train, if it is the program."""
-    modules = (sys.modules.get(name) for name in ("fairseq_cli.train", "__main__"))
-    return next((module for module in modules if hasattr(module, "validate_and_save")), None)
 
 
 def ends_without_saving() -> bool:

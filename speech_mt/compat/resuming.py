@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from torch import nn
 
 from speech_mt import checkpoint
 from speech_mt.checkpoint.function_options import different_options, function_options
+from speech_mt.compat.programs import program
 from speech_mt.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -158,9 +158,7 @@ def _restore(trainer: Any, state: Mapping[str, Any]) -> None:
 
 def _should_stop_early() -> Any:
     """fairseq's function, which counts for ``--patience`` in attributes of itself."""
-    modules = (sys.modules.get(name) for name in ("fairseq_cli.train", "__main__"))
-    functions = (getattr(module, "should_stop_early", None) for module in modules)
-    return next((function for function in functions if function is not None), Namespace())
+    return getattr(program("train", "should_stop_early"), "should_stop_early", Namespace())
 
 
 def _named(trainer: Any, kind: type[nn.Module]) -> Iterator[tuple[str, nn.Module]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from speech_mt.compat.interruption import train_module
+from speech_mt.compat.programs import train_module
 from speech_mt.errors import InputError
 
 logger = logging.getLogger(__name__)

@@ -194,7 +194,8 @@ def build_vocabulary(
             train_sentencepiece(texts(), path, vocab_size=size, model_type=model_type)
             counts = sentencepiece_counts(texts(), load_sentencepiece(path))
             learned = path.read_bytes()
-    for path, content in ((dictionary, dictionary_text(dictionary, counts).encode()), (model, learned)):
+    text = dictionary_text(dictionary, counts)
+    for path, content in ((dictionary, text.encode()), (model, learned)):
         if not force and path.exists() and path.read_bytes() != content:
             raise InputError(
                 f"{path} is of another vocabulary, which the models trained with it need: keep it and use another "
@@ -205,7 +206,8 @@ def build_vocabulary(
     else:
         with atomic_path(model) as temporary:
             temporary.write_bytes(learned)
-    write_dictionary(dictionary, counts)
+    with atomic_path(dictionary) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     return len(counts)
 
 
