@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from speech_mt.diagnostics.oversmoothing import (
+    condition_number,
     dominating_share,
     high_to_low_frequency,
     rank_collapse_residual,
     token_cosine,
     value_output_eigenvalues,
+    value_output_matrix,
 )
 from speech_mt.diagnostics.sites import attention_sites, layer_sites
 from speech_mt.modules.attention import MultiheadAttention, visible
@@ -35,6 +37,7 @@ class LayerSmoothing:
     cosine: float  # of two different tokens, of the layer's output
     hfc_lfc: float  # over sqrt(n - 1)
     rank_residual: float
+    condition_number: float  # of W_V W_O, with the gain of a LayerNorm in front
     predicted_hfc_lfc: float  # of the simplified model, after the same number of layers
     predicted_smoothing: float  # share of channels, mean over heads
     predicted_sharpening: float
@@ -87,15 +90,15 @@ def smoothing_by_layer(
         predicted[site.kind] = x = x + _attention_update(attention, weights, x)
         norm = site.module.self_attn_layer_norm
         gain = norm.weight if norm.placement in NORM_FIRST else None
-        eigenvalues = value_output_eigenvalues(
-            attention.v_proj.weight, attention.out_proj.weight, attention.num_heads, gain
-        )
+        value, output_weight = attention.v_proj.weight, attention.out_proj.weight
+        eigenvalues = value_output_eigenvalues(value, output_weight, attention.num_heads, gain)
         share = dominating_share(eigenvalues, weights, mask, causal)
         output = outputs[id(site.module)]
         numbers = [
             token_cosine(output, mask),
             high_to_low_frequency(output, mask, length_normalised=True),
             rank_collapse_residual(output, mask),
+            condition_number(value_output_matrix(value, output_weight, gain)),
             high_to_low_frequency(x, mask, length_normalised=True),
             share.smoothing,
             share.sharpening,

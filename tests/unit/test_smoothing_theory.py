@@ -33,6 +33,20 @@ def test_a_model_of_the_theory_is_predicted_exactly(text_model, text_batch):
     assert all(row.predicted_hfc_lfc == pytest.approx(row.hfc_lfc, rel=1e-4) for row in rows)
 
 
+def test_the_condition_number_is_that_of_the_map_with_the_gain_in_front(text_model, text_batch):
+    model = text_model(value_spectrum="smooth", norm_placement="pre")
+    layer = model.encoder.layers[1]
+    eigenvalues = layer.self_attn.value_spectrum.eigenvalues()
+
+    def found():
+        rows = smoothing_by_layer(model, text_batch["net_input"], padding(text_batch))
+        return rows[1].condition_number
+
+    assert found() == pytest.approx((eigenvalues.max() / eigenvalues.min()).item(), rel=1e-3)
+    layer.self_attn_layer_norm.weight.data[0] = 0.0
+    assert found() > 1e6
+
+
 def test_measures_are_of_the_layers_outputs_and_nothing_is_left_behind(text_model, text_batch):
     model = text_model()
     rows = smoothing_by_layer(model, text_batch["net_input"], padding(text_batch))
