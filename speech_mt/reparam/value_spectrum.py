@@ -8,7 +8,8 @@ the same for all tokens. It dominates whenever l_j > 0 (tokens grow alike), and 
     sharpen    l = -min(psi^2, 1)        (psi beyond 1 has no gradient)
 
 V is the Q of a learned Theta = Q R (orthogonal basis: H is symmetric, its norm the largest modulus of l), or is
-learned itself (general basis; V^-1 by solving).
+learned itself (general basis; V^-1 by solving). The diagonal of R is positive, which makes Q unique and continuous in
+Theta: H would not notice another sign of a column of V, but the value bias and NeuTRENO's V - V0 would.
 
 Rows are tokens: x -> x V (heads) diag(l) V^-1, so v_proj.weight = V^T and out_proj.weight = V^-T diag(l), (out, in).
 Each head's own map has the eigenvalues of its columns of V. Biases stay: they move all tokens alike. The theory says
@@ -44,7 +45,7 @@ class _Orthogonal(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         theta, q, r = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is asked for, as for the Hessian's sharpness
-            return _differentiable(lambda x: torch.linalg.qr(x)[0], theta, grad), None, None
+            return _differentiable(lambda x: _qr(x)[0], theta, grad), None, None
         upper = torch.triu(q.mT @ grad)
         symmetric = upper + torch.triu(upper, 1).mT
         return torch.linalg.solve_triangular(r.mT, grad - q @ symmetric, upper=False, left=False), None, None
@@ -68,6 +69,13 @@ class _InverseTransposed(torch.autograd.Function):
 
 def _differentiable(function: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> Tensor:
     return torch.autograd.grad(function(x), x, grad, create_graph=True)[0]
+
+
+def _qr(theta: Tensor) -> tuple[Tensor, Tensor]:
+    """Q and R with a positive diagonal of R; LAPACK's own signs jump with the entries of Theta, and differ on a GPU."""
+    q, r = torch.linalg.qr(theta)
+    signs = r.diagonal().sign()
+    return q * signs, r * signs.unsqueeze(1)
 
 
 def _solve_identity(v: Tensor) -> Tensor:
@@ -144,8 +152,8 @@ class ValueSpectrum(nn.Module):
         return self._factors[1]
 
     def _orthogonal(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        q, r = torch.linalg.qr(theta)
-        pivots = r.diagonal().abs()
+        q, r = _qr(theta)
+        pivots = r.diagonal()
         if pivots.min() < SMALLEST_PIVOT * pivots.max():
             raise InputError(
                 f"value spectrum: Theta is nearly singular (pivots of its R from {pivots.min():.1e} to "

@@ -19,7 +19,7 @@ from speech_mt.errors import InputError
 from speech_mt.modules.attention import MultiheadAttention
 from speech_mt.modules.residual import deepnorm_alpha_beta
 from speech_mt.reparam import BASES, ValueSpectrum, fold, fold_state_dict, sigma_reparam, value_spectrum, weight_norm
-from speech_mt.reparam.value_spectrum import _InverseTransposed, _Orthogonal, _solve_identity
+from speech_mt.reparam.value_spectrum import _InverseTransposed, _Orthogonal, _qr, _solve_identity
 
 from .test_folding import checkpoint, stock, trained
 
@@ -148,6 +148,24 @@ def test_the_simplified_model_smooths_or_does_not(spectrum, causal):
     torch.testing.assert_close(winner, torch.ones(H))
 
 
+def test_v_of_an_orthogonal_theta_is_theta_whatever_its_signs():
+    """So it is the same on every device, and moves no further than Theta: values have a bias, and NeuTRENO's V0."""
+    stack, state = controlled()
+    attention = stack.layers[0]["self_attn"]
+    attention.v_proj.bias.data.normal_()
+    x, outputs = torch.randn(1, 4, D), []
+    start = nn.init.orthogonal_(torch.empty(D, D))
+    for angle in torch.linspace(0, 2 * torch.pi, 400):
+        turn = torch.eye(D)
+        turn[:2, :2] = torch.tensor([[angle.cos(), -angle.sin()], [angle.sin(), angle.cos()]])
+        theta = turn @ start
+        state.theta.data.copy_(theta)
+        state._factors = None
+        torch.testing.assert_close(state.basis()[0].detach(), theta, atol=1e-5, rtol=0)
+        outputs.append(stack(x).detach())
+    assert max((b - a).abs().max().item() for a, b in zip(outputs, outputs[1:], strict=False)) < 0.2
+
+
 # -- gradients and when the factor is computed ------------------------------------------------------------------
 
 
@@ -156,7 +174,7 @@ def test_the_gradients_through_known_factors_are_those_of_qr_and_solve():
     matrix = torch.randn(5, 5, dtype=torch.double, requires_grad=True)
 
     def orthogonal(x):
-        return _Orthogonal.apply(x, *torch.linalg.qr(x.detach()))
+        return _Orthogonal.apply(x, *_qr(x.detach()))
 
     def inverse_transposed(x):
         return _InverseTransposed.apply(x, _solve_identity(x.detach()))
@@ -194,7 +212,7 @@ def test_one_decomposition_an_update_and_none_in_evaluation(decompositions, basi
     assert len(decompositions) == 1
     assert torch.equal(first, second)
     factor = state.basis()[0].detach()
-    expected = torch.linalg.qr(state.matrix)[0] if basis == "orthogonal" else state.matrix
+    expected = _qr(state.matrix)[0] if basis == "orthogonal" else state.matrix
     torch.testing.assert_close(factor, expected.detach())
 
 
