@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def _spread(values: list[float]) -> str:
-    low, _, high = quantiles(values, n=4)
+    low, _, high = quantiles(values, n=4, method="inclusive")
     return f"{median(values):.2f} ({low:.2f} to {high:.2f})"
 
 

@@ -112,7 +112,7 @@ def main() -> None:
     print(f"{'':<36}{'times real time':>16}{'times faster than torchaudio (quartiles)':>42}")
     base = times[TORCHAUDIO][1:]
     for name, (_, *values) in times.items():
-        low, _, high = quantiles([b / value for b, value in zip(base, values, strict=True)], n=4)
+        low, _, high = quantiles([b / value for b, value in zip(base, values, strict=True)], n=4, method="inclusive")
         ratio = median(b / value for b, value in zip(base, values, strict=True))
         print(f"{name:<36}{seconds / median(values):>16.0f}{f'{ratio:.2f} ({low:.2f} to {high:.2f})':>42}")
 

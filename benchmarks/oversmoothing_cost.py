@@ -4,6 +4,8 @@
     python benchmarks/oversmoothing_cost.py --tokens 256 --rounds 2 --layers 2 --dim 64    # to try it out
 
 Ratios of times within a round, to "ours" without a control and to stock fairseq: 1.05 is a throughput of 1/1.05.
+"V from QR alone" is no model: it is the decompositions of one update, the weights made of them and their gradients,
+as a share of the step of "ours"; it shows what a value spectrum adds where the models' times are too noisy for that.
 Decoding is as fairseq-generate does it: value spectra are folded, token mixing runs.
 """
 
@@ -15,10 +17,28 @@ import time
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 from models import batch, keep_memory, task
-from training_step import contestants, measure, report, steppers
+from training_step import Step, contestants, measure, report, steppers
+
+from speech_mt.reparam import ValueSpectrum
 
 CONTROLS = ["ours + value spectrum", "ours + value spectrum, general", "ours + AttnScale", "ours + FeatScale"]
 CONTROLS += ["ours + NeuTRENO", "ours + sigmaReparam"]
+ALONE = {"V from QR alone": "orthogonal", "V from solve alone": "general"}
+
+
+def spectra(basis: str, layers: int, dim: int) -> Step:
+    """What the value spectra of a model of ``layers`` + ``layers`` add to one update."""
+    states = [ValueSpectrum(dim, -1, basis) for _ in range(2 * layers)]
+    gradients = torch.randn(2, dim, dim).unbind()
+    updates = iter(range(10**9))
+
+    def step() -> None:
+        update = next(updates)
+        for state in states:
+            state.set_num_updates(update)
+            torch.autograd.backward(state.weights(), gradients)
+
+    return step
 
 
 def decode(names: list[str], shape: dict, rounds: int, steps: int) -> dict[str, list[float]]:
@@ -54,9 +74,11 @@ def main() -> None:
     shape = {"layers": args.layers, "dim": args.dim, "ffn": 4 * args.dim, "heads": 8, "vocabulary": 1000}
     names = ["stock", "ours", *CONTROLS]
     pairs = [("ours", "stock")] + [(name, "ours") for name in CONTROLS]
+    alone = {name: spectra(basis, args.layers, args.dim) for name, basis in ALONE.items()}
     print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds, {args.layers}L of {args.dim}")
     print(f"\ntraining, {args.tokens} tokens")
-    print(report(measure(steppers(names, shape, args.tokens), args.rounds), pairs), flush=True)
+    seconds = measure(steppers(names, shape, args.tokens) | alone, args.rounds)
+    print(report(seconds, pairs + [(name, "ours") for name in alone]), flush=True)
     print(f"\nbeam search, 16 sentences, beam 5, {args.steps} tokens")
     print(report(decode(names, shape, args.rounds, args.steps), pairs))
 

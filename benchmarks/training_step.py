@@ -147,7 +147,7 @@ def report(seconds: dict[str, list[float]], pairs: list[tuple[str, str]]) -> str
         lines.append(f"{name + ', s a step':44} {statistics.median(values):8.3f}")
     for above, below in pairs:
         ratios = [a / b for a, b in zip(seconds[above], seconds[below], strict=True)]
-        low, _, high = statistics.quantiles(ratios, n=4)
+        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
         lines.append(f"{above + ' / ' + below:44} {statistics.median(ratios):8.3f} {low:7.3f} to {high:.3f}")
     return "\n".join(lines)
 
@@ -172,7 +172,7 @@ def depths(names: list[str], rounds: int) -> str:
         }
         for layers, times in a_layer.items():
             growth = [t / first for t, first in zip(times, a_layer[DEPTHS[0]], strict=True)]
-            low, median, high = statistics.quantiles(growth, n=4)
+            low, median, high = statistics.quantiles(growth, n=4, method="inclusive")
             label, step = f"{layers}L-{layers}L {name}", statistics.median(times) * layers
             lines.append(f"{label:44} {step:8.3f} {median:8.3f} {low:7.3f} to {high:.3f}")
     return "\n".join(lines)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, NoReturn
 
+from speech_mt.compat.programs import train_module
 from speech_mt.errors import InputError
 
 
@@ -51,8 +51,8 @@ def check_ensemble_first() -> None:
 
 
 def sharding_asks_for_fairscale() -> bool:
-    train = sys.modules.get("fairseq_cli.train") or sys.modules["__main__"]
-    return getattr(getattr(train, "fsdp_enable_wrap", None), "__module__", __name__) != __name__
+    train = train_module()
+    return train is not None and train.fsdp_enable_wrap.__module__ != __name__
 
 
 def refuse_sharding() -> None:
@@ -62,5 +62,4 @@ def refuse_sharding() -> None:
             "and sigma(W) needs whole matrices; the default backend keeps a copy of the model on each process"
         )
 
-    train = sys.modules.get("fairseq_cli.train") or sys.modules["__main__"]
-    train.fsdp_enable_wrap = fsdp_enable_wrap
+    train_module().fsdp_enable_wrap = fsdp_enable_wrap

@@ -8,7 +8,7 @@ from types import ModuleType
 
 def program(name: str, function: str) -> ModuleType | None:
     """The module of the command ``fairseq_cli.NAME``, told by one of its functions; None if it is not the program."""
-    modules = (sys.modules.get(module) for module in (f"fairseq_cli.{name}", "__main__"))
+    modules = (sys.modules.get(module) for module in ("__main__", f"fairseq_cli.{name}"))
     return next((module for module in modules if hasattr(module, function)), None)
 
 

@@ -5,7 +5,6 @@ fairseq calls ``validate_and_save`` after every update with all that this takes;
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from fairseq.distributed.utils import is_master
 
+from speech_mt.compat.programs import train_module
 from speech_mt.diagnostics.tensorboard import log_now
 from speech_mt.errors import InputError
 from speech_mt.recovery.rollback import roll_back
@@ -23,11 +23,9 @@ Loop = Callable[..., Any]
 
 def install() -> None:
     """Let fairseq-train ask the criterion after every update; without effect in other programs."""
-    for name in ("fairseq_cli.train", "__main__"):
-        module = sys.modules.get(name)
-        loop = getattr(module, "validate_and_save", None)
-        if loop is not None and not hasattr(loop, "acts_on_trouble"):
-            module.validate_and_save = acting_on_trouble(loop)
+    train = train_module()
+    if train is not None and not hasattr(train.validate_and_save, "acts_on_trouble"):
+        train.validate_and_save = acting_on_trouble(train.validate_and_save)
 
 
 def acting_on_trouble(loop: Loop) -> Loop:

@@ -9,7 +9,6 @@ patience when a training is resumed.
 
 import logging
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
@@ -20,6 +19,7 @@ from fairseq.optim import FairseqOptimizer
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
+from speech_mt.compat.programs import train_module
 from speech_mt.errors import InputError
 from speech_mt.ranges import NOT_NEGATIVE, Range, check_ranges
 
@@ -113,11 +113,9 @@ class PlateauSchedule(FairseqLRScheduler):
 
 def tell_schedule_of_validations() -> None:
     """Let fairseq-train tell the schedule of every validation, before the checkpoint is written."""
-    for name in ("fairseq_cli.train", "__main__"):
-        module = sys.modules.get(name)
-        validate = getattr(module, "validate", None)
-        if validate is not None and hasattr(module, "validate_and_save") and not hasattr(validate, "tells_schedule"):
-            module.validate = telling(validate)
+    train = train_module()
+    if train is not None and not hasattr(train.validate, "tells_schedule"):
+        train.validate = telling(train.validate)
 
 
 def telling(validate: Callable[..., list[float | None]]) -> Callable[..., list[float | None]]:

@@ -142,7 +142,7 @@ def test_rows_survive_and_are_not_run_again(tmp_path, monkeypatch, capsys):
     assert len(read_table(tmp_path / "spoilt.csv", trials.Spoilt, trials.Score)) == 2
 
 
-def test_the_report_shows_every_row(tmp_path):
+def test_the_report_shows_every_row(tmp_path, capsys):
     stock = dataclasses.replace(TRIAL, control="stock")
     results = {
         TRIAL: RESULT,
@@ -156,6 +156,7 @@ def test_the_report_shows_every_row(tmp_path):
     (tmp_path / TRIAL.name).mkdir()
     write_table(tmp_path / TRIAL.name / "layers.csv", layers, trials.Layer, trials.Value)
     oversmoothing_report.write_report(tmp_path, tmp_path / "report")
+    assert "left as they are" not in capsys.readouterr().out
     text = (tmp_path / "report" / "RESULTS.md").read_text()
     assert "| sharpen | 91.5 (0.50) |" in text
     assert "| sharpen | 40.2 (0.50) | 91.5 (0.50) |" in text
@@ -163,5 +164,27 @@ def test_the_report_shows_every_row(tmp_path):
     assert "- numbers: stock, smooth, sharpen" in text
     for name in ("by_layer.png", "over_training.png", "spoilt.png"):
         assert (tmp_path / "report" / name).stat().st_size > 10_000
+    assert "| | pixels |" not in text, "one level of four was run"
     with pytest.raises(InputError, match="no rows yet"):
         oversmoothing_report.write_report(tmp_path / "nothing", tmp_path)
+
+
+def test_seeds_of_a_cell_are_a_mean_and_a_deviation(tmp_path, capsys):
+    results, spoilt = {}, {}
+    for seed, score in ((1, 90.0), (2, 94.0)):
+        trial = dataclasses.replace(TRIAL, seed=seed)
+        results[trial] = dataclasses.replace(RESULT, score=score)
+        for place, level in enumerate(trials.TASKS["images"].corruptions["pixels"]):
+            row = trials.Spoilt(**vars(trial), corruption="pixels", level=level)
+            spoilt[row] = trials.Score(score - 10 * place)
+    results[dataclasses.replace(TRIAL, control="stock")] = dataclasses.replace(RESULT, score=math.nan)
+    text = oversmoothing_report.report(results, spoilt)
+    assert "3 runs, seed 1, 2" in text
+    assert "| sharpen | 92.0 ± 2.8 (0.50) |" in text
+    assert "| | pixels |\n|---|---|\n| sharpen | 77.0 ± 2.8 |\n" in text  # 15 below the clean score
+    results[dataclasses.replace(TRIAL, seed=3)] = dataclasses.replace(RESULT, score=math.nan)
+    assert "| sharpen | 1 of 3 diverged |" in oversmoothing_report.report(results, spoilt)
+    write_table(tmp_path / "study.csv", results, trials.Trial, trials.Result)
+    oversmoothing_report.write_report(tmp_path, tmp_path)
+    assert "by_layer.png, over_training.png: left as they are" in capsys.readouterr().out
+    assert not (tmp_path / "by_layer.png").exists()
