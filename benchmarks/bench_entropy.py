@@ -15,9 +15,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median, quantiles
 
 import torch
+from quartiles import quartiles
 from torch import Tensor
 
 from speech_mt.diagnostics.attention_entropy import attention_entropy, attention_rows, max_logit
@@ -119,8 +119,8 @@ def main() -> None:
 
 
 def _spread(values: list[float]) -> str:
-    low, _, high = quantiles(values, n=4, method="inclusive")
-    return f"{median(values):.2f} ({low:.2f} to {high:.2f})"
+    low, median, high = quartiles(values)
+    return f"{median:.2f} ({low:.2f} to {high:.2f})"
 
 
 if __name__ == "__main__":

@@ -14,12 +14,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 
 import numpy as np
 import soundfile
 import torch
 import torchaudio
+from quartiles import quartiles
 from torch import Tensor
 from torchaudio.compliance import kaldi
 
@@ -112,8 +113,7 @@ def main() -> None:
     print(f"{'':<36}{'times real time':>16}{'times faster than torchaudio (quartiles)':>42}")
     base = times[TORCHAUDIO][1:]
     for name, (_, *values) in times.items():
-        low, _, high = quantiles([b / value for b, value in zip(base, values, strict=True)], n=4, method="inclusive")
-        ratio = median(b / value for b, value in zip(base, values, strict=True))
+        low, ratio, high = quartiles([b / value for b, value in zip(base, values, strict=True)])
         print(f"{name:<36}{seconds / median(values):>16.0f}{f'{ratio:.2f} ({low:.2f} to {high:.2f})':>42}")
 
 

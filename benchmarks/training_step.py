@@ -22,6 +22,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 from fairseq.models import BaseFairseqModel
 from fairseq.optim.adam import Adam
 from models import batch, build, keep_memory, task
+from quartiles import quartiles
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -147,8 +148,8 @@ def report(seconds: dict[str, list[float]], pairs: list[tuple[str, str]]) -> str
         lines.append(f"{name + ', s a step':44} {statistics.median(values):8.3f}")
     for above, below in pairs:
         ratios = [a / b for a, b in zip(seconds[above], seconds[below], strict=True)]
-        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
-        lines.append(f"{above + ' / ' + below:44} {statistics.median(ratios):8.3f} {low:7.3f} to {high:.3f}")
+        low, median, high = quartiles(ratios)
+        lines.append(f"{above + ' / ' + below:44} {median:8.3f} {low:7.3f} to {high:.3f}")
     return "\n".join(lines)
 
 
@@ -172,7 +173,7 @@ def depths(names: list[str], rounds: int) -> str:
         }
         for layers, times in a_layer.items():
             growth = [t / first for t, first in zip(times, a_layer[DEPTHS[0]], strict=True)]
-            low, median, high = statistics.quantiles(growth, n=4, method="inclusive")
+            low, median, high = quartiles(growth)
             label, step = f"{layers}L-{layers}L {name}", statistics.median(times) * layers
             lines.append(f"{label:44} {step:8.3f} {median:8.3f} {low:7.3f} to {high:.3f}")
     return "\n".join(lines)

@@ -29,22 +29,26 @@ MEASURES = {  # measure of a layer -> heading, scale
 
 def deepest(trials: Iterable[Trial], task: str) -> list[Trial]:
     """Of the task's models on all of the data the deepest, the first seed of each control."""
-    whole = [trial for trial in trials if trial.task == task and trial.share == 1]
+    whole = _on_all_data(trials, task)
     layers = max((trial.layers for trial in whole), default=0)
-    first: dict[str, Trial] = {}
-    for trial in whole:
-        if trial.layers == layers:
-            first.setdefault(trial.control, trial)
-    return list(first.values())
+    return [seeds[0] for seeds in _by_control(whole, layers).values()]
 
 
 def most_run(trials: Iterable[Trial], task: str) -> dict[str, list[Trial]]:
     """Control -> its seeds, on all of the data, at the depth that has the most runs; the deepest of such."""
-    whole = [trial for trial in trials if trial.task == task and trial.share == 1]
+    whole = _on_all_data(trials, task)
     depths = Counter(trial.layers for trial in whole)
     layers = max(depths, key=lambda depth: (depths[depth], depth), default=0)
+    return _by_control(whole, layers)
+
+
+def _on_all_data(trials: Iterable[Trial], task: str) -> list[Trial]:
+    return [trial for trial in trials if trial.task == task and trial.share == 1]
+
+
+def _by_control(trials: Iterable[Trial], layers: int) -> dict[str, list[Trial]]:
     seeds: dict[str, list[Trial]] = {}
-    for trial in whole:
+    for trial in trials:
         if trial.layers == layers:
             seeds.setdefault(trial.control, []).append(trial)
     return seeds
@@ -113,7 +117,7 @@ def draw_spoilt(results: Mapping[Trial, Result], spoilt: Mapping[Spoilt, Score])
     ]
 
     def score(trial: Trial, kind: str, level: float) -> float:
-        row = spoilt.get(Spoilt(**vars(trial), corruption=kind, level=float(level)))
+        row = spoilt.get(trial.spoilt(kind, level))
         return math.nan if row is None else row.score
 
     with matplotlib.rc_context(STYLE):

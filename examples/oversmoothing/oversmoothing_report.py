@@ -138,7 +138,7 @@ def _spoilt(task: str, results: Results, spoilt: Mapping[Spoilt, Score]) -> str:
     kinds = TASKS[task].corruptions
 
     def cell(trials: Sequence[Trial], kind: str) -> str:
-        rows = [[spoilt.get(Spoilt(**vars(t), corruption=kind, level=float(x))) for x in kinds[kind]] for t in trials]
+        rows = [[spoilt.get(t.spoilt(kind, level)) for level in kinds[kind]] for t in trials]
         return _mean([mean(row.score for row in of_seed) for of_seed in rows if None not in of_seed])
 
     rows = {control: [cell(seeds[control], kind) for kind in kinds] for control in CONTROLS if control in seeds}

@@ -9,7 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +47,7 @@ def train_and_measure(
     if math.isfinite(clean):
         for kind, levels in TASKS[trial.task].corruptions.items():
             for level in levels:
-                spoilt[Spoilt(**asdict(trial), corruption=kind, level=level)] = Score(score(kind, level))
+                spoilt[trial.spoilt(kind, level)] = Score(score(kind, level))
     return Result(clean, loss, cosine, hfc_lfc, rate, commit, machine, command), spoilt
 
 

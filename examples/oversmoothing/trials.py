@@ -93,6 +93,10 @@ class Trial:
         text = f"{self.task} {self.layers}L {self.control} {self.share:g} seed {self.seed} {self.updates}"
         return re.sub(r"[^\w.-]+", "_", text)
 
+    def spoilt(self, corruption: str, level: float) -> Spoilt:
+        """The row of its model on a spoilt test set."""
+        return Spoilt(**vars(self), corruption=corruption, level=float(level))
+
     def command(self, data: str, folder: str) -> list[str]:
         """The fairseq-train command, to be run in the repository's root (images have none: see images.py)."""
         options = TASKS[self.task].options.format(layers=self.layers)
